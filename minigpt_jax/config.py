@@ -1,0 +1,312 @@
+"""What is trained and how: frozen dataclasses, validated once, and the model presets.
+
+Framework-free. Each field's docstring is also its `--help` text. A value that cannot work raises
+`UserError` here, before anything is built or written.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from minigpt_jax.errors import UserError
+
+Stage = Literal["pretrain"]
+Batching = Literal["packed", "bucketed", "padded"]
+DType = Literal["float32", "bfloat16", "float64"]
+Initializer = Literal["scaled_normal", "xavier"]
+Optimizer = Literal["adamw", "muon"]
+Schedule = Literal["cosine", "wsd", "constant"]
+TrackerName = Literal["none", "wandb", "tensorboard", "swanlab"]
+NonFiniteAction = Literal["stop", "rollback"]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+# --- Model ---
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of one decoder-only transformer.
+
+    Raises:
+        UserError: a size is not positive, or two sizes contradict each other.
+    """
+
+    vocab_size: int = 6400
+    """Rows of the embedding table; at least the tokenizer's size."""
+    hidden_size: int = 512
+    """Width of the residual stream."""
+    num_layers: int = 8
+    """Number of transformer blocks."""
+    num_heads: int = 8
+    """Number of query heads."""
+    num_kv_heads: int = 2
+    """Number of key/value heads (grouped-query attention); divides num_heads."""
+    head_dim: int = 0
+    """Size of one head; 0 stands for hidden_size / num_heads."""
+    intermediate_size: int = 0
+    """Width inside the feed-forward layer; 0 stands for 64 * ceil(int(8 * hidden_size / 3) / 64)."""
+    max_position_embeddings: int = 32768
+    """Longest sequence that the model is meant for, in tokens."""
+    rms_norm_eps: float = 1e-5
+    """Added to the mean square inside the root of every RMSNorm."""
+    rope_theta: float = 1e6
+    """Base of the rotary position frequencies."""
+    qk_norm: bool = False
+    """RMSNorm over each query and key head before the rotation (3-series)."""
+    norm_weight_before_cast: bool = False
+    """Multiply by the norm's weight in the high precision (3-series) or after the cast back (2-series)."""
+    tie_word_embeddings: bool = True
+    """Use the embedding table as the output head as well."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_position_embeddings"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("head_dim", "intermediate_size"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        _require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}",
+        )
+        if self.head_dim == 0:
+            _require(
+                self.hidden_size % self.num_heads == 0,
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; give head_dim too",
+            )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
+        if self.intermediate_size == 0:
+            object.__setattr__(self, "intermediate_size", 64 * math.ceil(int(8 * self.hidden_size / 3) / 64))
+        _require(self.head_dim % 2 == 0, f"head_dim must be even for rotary positions, got {self.head_dim}")
+        _require(self.rms_norm_eps > 0, f"rms_norm_eps must be positive, got {self.rms_norm_eps}")
+        _require(self.rope_theta > 0, f"rope_theta must be positive, got {self.rope_theta}")
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, intermediate_size=384),
+    "minimind2-small": ModelConfig(),
+    "minimind2": ModelConfig(hidden_size=768, num_layers=16),
+    "minimind-3": ModelConfig(
+        hidden_size=768,
+        num_kv_heads=4,
+        intermediate_size=64 * math.ceil(math.pi * 768 / 64),
+        qk_norm=True,
+        norm_weight_before_cast=True,
+        rms_norm_eps=1e-6,
+    ),
+}
+"""The dense MiniMind shapes, by name; `tiny` is this project's own, for minutes on a CPU."""
+
+
+def preset(name: str) -> ModelConfig:
+    """The model shape called `name`.
+
+    Raises:
+        UserError: there is no such preset; the message lists those there are.
+    """
+    _require(name in PRESETS, f"there is no model preset {name!r}; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+# --- Training ---
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. A value of None is chosen when the run starts and written into its config.json.
+
+    Raises:
+        UserError: a value that cannot work, or two that exclude each other.
+    """
+
+    stage: Stage = "pretrain"
+    """What is trained: pretrain learns to continue text."""
+    model: str | None = None
+    """Model preset: tiny, minimind2-small, minimind2 or minimind-3. On a GPU minimind2-small, else tiny."""
+    hidden_size: int | None = None
+    """Overrides the preset's width."""
+    num_layers: int | None = None
+    """Overrides the preset's number of blocks."""
+    tokenizer: str | None = None
+    """A tokenizer.json, or a directory that holds one; the shipped 6400-entry tokenizer when not given."""
+    data: tuple[str, ...] = ()
+    """Training text: JSONL files (also .gz, .zst), directories of them, or a cache that prepare_data.py made.
+    The generated sample corpus when not given."""
+    val_data: tuple[str, ...] = ()
+    """Validation text in the same form. When not given, 1 document in 100 is held out of the training data."""
+    skip_bad_lines: bool = False
+    """Count and report lines that are not valid records instead of stopping at the first."""
+    init_from: str | None = None
+    """Start from the weights of another run directory (its best checkpoint) instead of fresh ones."""
+    out: str | None = None
+    """Run directory; out/<stage>-<model> when not given."""
+    resume: bool = False
+    """Continue the run in the run directory from its newest checkpoint, exactly where it stopped."""
+    steps: int | None = None
+    """Number of optimizer updates. Excludes epochs."""
+    epochs: float | None = None
+    """Passes over the training data. Excludes steps; 1 when neither is given (more on the small sample corpus)."""
+    batch_size: int | None = None
+    """Rows of one micro-batch."""
+    accumulation_steps: int = 1
+    """Micro-batches that make one optimizer update."""
+    max_seq_len: int = 512
+    """Tokens of one row."""
+    batching: Batching = "packed"
+    """packed: documents share rows without seeing each other. bucketed: rows of like length share a batch.
+    padded: one document a row."""
+    learning_rate: float | None = None
+    """Peak learning rate."""
+    schedule: Schedule = "cosine"
+    """Course of the learning rate after warm-up: cosine to the floor, wsd (constant, then linear to the floor
+    over the last fifth), or constant."""
+    warmup_steps: int | None = None
+    """Updates of linear warm-up; 5 % of the run, at most 100, when not given."""
+    min_lr_ratio: float = 0.1
+    """The schedule's floor as a fraction of the peak learning rate."""
+    optimizer: Optimizer = "adamw"
+    """adamw for everything, or muon for the matrices inside the blocks with adamw for the rest."""
+    beta1: float = 0.9
+    """AdamW's decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW's decay of the second moment."""
+    adam_eps: float = 1e-8
+    """AdamW's eps, outside the square root, after bias correction."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay on matrices; norms and the embedding are not decayed."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+    dropout: float = 0.0
+    """Probability with which the embedding and each sub-layer's output are dropped in training."""
+    initializer: Initializer = "scaled_normal"
+    """How the first weights are drawn; docs/numerics.md has both rules."""
+    dtype: DType | None = None
+    """Compute precision. Parameters stay float32 under bfloat16. bfloat16 on a GPU, else float32."""
+    seed: int = 42
+    """Seed of everything random: weights, order of the data, dropout, the sample corpus."""
+    save_interval: int = 100
+    """Updates between checkpoints."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints that are kept; the best by validation loss is kept besides."""
+    eval_interval: int = 100
+    """Updates between validations."""
+    log_interval: int = 10
+    """Updates between lines of metrics.jsonl."""
+    max_non_finite_steps: int = 10
+    """Stop after this many micro-batches in a row whose loss or gradient is not finite."""
+    on_non_finite: NonFiniteAction = "stop"
+    """What happens then: stop, or rollback to the newest checkpoint with half the learning rate."""
+    tracker: TrackerName = "none"
+    """Where metrics go besides metrics.jsonl and metrics.csv."""
+
+    def __post_init__(self) -> None:
+        _require(self.steps is None or self.epochs is None, "give --steps or --epochs, not both")
+        for name, least in (
+            ("steps", 1),
+            ("batch_size", 1),
+            ("accumulation_steps", 1),
+            ("max_seq_len", 2),
+            ("hidden_size", 1),
+            ("num_layers", 1),
+            ("warmup_steps", 0),
+            ("save_interval", 1),
+            ("keep_checkpoints", 1),
+            ("eval_interval", 1),
+            ("log_interval", 1),
+            ("max_non_finite_steps", 1),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            _require(value is None or value >= least, f"{_flag(name)} must be at least {least}, got {value}")
+        for name in ("epochs", "learning_rate", "adam_eps"):
+            value = getattr(self, name)
+            _require(value is None or 0 < value < math.inf, f"{_flag(name)} must be positive and finite, got {value}")
+        for name in ("weight_decay", "grad_clip"):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, f"{_flag(name)} must be 0 or more and finite, got {value}")
+        for name in ("beta1", "beta2", "dropout"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"{_flag(name)} must be at least 0 and below 1, got {value}")
+        _require(0 <= self.min_lr_ratio <= 1, f"--min-lr-ratio must lie between 0 and 1, got {self.min_lr_ratio}")
+        if self.model is not None:
+            preset(self.model)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# --- JSON ---
+
+Config = TypeVar("Config", ModelConfig, TrainConfig)
+
+
+def to_json(config: ModelConfig | TrainConfig) -> dict[str, Any]:
+    """All fields of `config`, ready for `json.dumps`."""
+    return dataclasses.asdict(config)
+
+
+def from_json(kind: type[Config], fields: dict[str, Any], *, where: str) -> Config:
+    """A config of `kind` from JSON fields.
+
+    Args:
+        kind: ModelConfig or TrainConfig.
+        fields: as `to_json` gives them; missing ones take their defaults.
+        where: the file, named in errors.
+
+    Raises:
+        UserError: an unknown field, a value of the wrong type or choice, or one that cannot work.
+    """
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = sorted(set(fields) - set(known))
+    _require(not unknown, f"{where}: unknown field {', '.join(unknown)}; known are {', '.join(known)}")
+    values = {name: _checked(name, known[name].type, value, where=where) for name, value in fields.items()}
+    return kind(**values)
+
+
+def _checked(name: str, annotation: Any, value: Any, *, where: str) -> Any:
+    """`value` when it fits the field's annotation (`int | None`, `Literal[...]`, `tuple[str, ...]`, ...)."""
+    options = get_args(annotation)
+    if annotation == tuple[str, ...]:
+        _require(
+            isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
+            f"{where}: {name} must be a list of strings, got {value!r}",
+        )
+        return tuple(value)
+    kinds = [option for option in options if isinstance(option, type)] or [annotation]
+    choices = [option for option in options if isinstance(option, str)]
+    for option in options:
+        choices += [choice for choice in get_args(option) if isinstance(choice, str)]
+    if choices:
+        allowed = choices + ([None] if type(None) in options else [])
+        _require(value in allowed, f"{where}: {name} must be one of {', '.join(choices)}, got {value!r}")
+        return value
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    fits = any(type(value) is kind for kind in kinds)
+    expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+    _require(fits, f"{where}: {name} must be {expected}, got {value!r}")
+    return value
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`.
+
+    Raises:
+        UserError: the file is missing, unreadable, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    _require(isinstance(value, dict), f"{path} must hold one JSON object, not {type(value).__name__}")
+    assert isinstance(value, dict)
+    return value

@@ -1,0 +1,1 @@
+"""Records, the token cache, batches and the sample corpus. Framework-free."""
