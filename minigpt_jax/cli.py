@@ -1,0 +1,71 @@
+"""From the command line to a config: parse with tyro, one line for what a person typed wrong.
+
+Framework-free. Every script is `run(main, Config)`: a dataclass, a call, a print.
+"""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from minigpt_jax.errors import UserError
+
+Config = TypeVar("Config")
+
+_BOX_DRAWING = re.compile("[\u2500-\u257f]+")
+
+
+def run(main: Callable[[Config], None], config_type: type[Config]) -> None:
+    """Parse `sys.argv` into `config_type` and call `main` with it.
+
+    Exits with code 2 and one line "error: ..." on stderr for a mistake, and with 130 when interrupted.
+    """
+    run_with(main, lambda: parse(config_type, sys.argv[1:]))
+
+
+def run_with(main: Callable[[Config], None], make_config: Callable[[], Config]) -> None:
+    """As `run`, for a script that makes its config from the command line in its own way."""
+    try:
+        main(make_config())
+    except UserError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def parse(config_type: type[Config], arguments: Sequence[str], *, default: Config | None = None) -> Config:
+    """`config_type` from command-line arguments, starting from `default`.
+
+    Raises:
+        UserError: an unknown flag, a missing or malformed value.
+        SystemExit: with code 0, after --help was printed.
+    """
+    import tyro
+
+    said = io.StringIO()
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(config_type, args=list(arguments), **options)
+    except SystemExit as error:
+        if not error.code:
+            raise
+        raise UserError(_in_one_line(said.getvalue())) from error
+
+
+def _in_one_line(parser_message: str) -> str:
+    """What tyro says in a box over many lines, without the box, the title and the repeated help text."""
+    text = " ".join(_BOX_DRAWING.sub(" ", parser_message).split())
+    text = re.split(r" Argument helptext:| For full helptext", text)[0]
+    for title in ("Parsing error ", "Value error ", "Invalid choice ", "Unrecognized options ", "Required options "):
+        text = text.removeprefix(title)
+    return f"{text} (--help lists every option)"
+
+
+def fail(message: str) -> NoReturn:
+    """Print `message` as one line "error: ..." on stderr and exit with code 2."""
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,105 @@
+"""What a person sees while a run goes on: sentences, and one progress bar with the latest figures.
+
+Framework-free. On a terminal the bar is drawn in place; elsewhere (a log file, CI) each logged step is one line.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+def say(sentence: str, *, console: Console | None = None) -> None:
+    """Print one line as it is; it is never cut or wrapped where the output has no width."""
+    (console or Console()).print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def tokenizing_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar for the building of a token cache, shown from its first report on."""
+    with Progress(TextColumn("tokenizing"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as progress:
+        tasks: list[TaskID] = []
+
+        def report(done: int, total: int) -> None:
+            """Show `done` of `total` bytes."""
+            if not tasks:
+                tasks.append(progress.add_task("tokenizing", total=total))
+            progress.update(tasks[0], completed=done, total=total)
+
+        yield report
+
+
+class RunConsole:
+    """The console of one run; a context manager around the loop.
+
+    Args:
+        total: updates of the whole run.
+        completed: updates already done when it resumed.
+    """
+
+    def __init__(self, *, total: int, completed: int):
+        self._console = Console()
+        self._total = total
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("training", total=total, completed=completed, figures="compiling")
+
+    def __enter__(self) -> "RunConsole":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, step: int, loss: float | None = None) -> None:
+        """Move the bar to `step`."""
+        self._progress.update(self._task, completed=step)
+
+    def show(self, metrics: Mapping[str, Any]) -> None:
+        """The figures of a logged step."""
+        words = []
+        for name, form in (
+            ("loss", "loss {:.3f}"),
+            ("perplexity", "ppl {:.1f}"),
+            ("tokens_per_second", "{:,.0f} tok/s"),
+        ):
+            if metrics.get(name) is not None:
+                words.append(form.format(metrics[name]))
+        if metrics.get("val_loss") is not None:
+            words.append("val loss {:.3f}, {:.3f} bits/byte".format(metrics["val_loss"], metrics["val_bits_per_byte"]))
+        figures = "  ".join(words)
+        if self._console.is_terminal:
+            self._progress.update(self._task, completed=metrics["step"], figures=figures)
+        else:
+            self.say(f"step {metrics['step']}/{self._total}  {figures}{self._eta()}")
+
+    def say(self, sentence: str) -> None:
+        """A line of its own, above the bar."""
+        say(sentence, console=self._console)
+
+    def _eta(self) -> str:
+        remaining = self._progress.tasks[self._task].time_remaining
+        return "" if remaining is None else f"  ETA {int(remaining // 60)}:{int(remaining % 60):02d}"

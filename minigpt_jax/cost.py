@@ -1,0 +1,52 @@
+"""What a model and a training step cost, by formula: parameters, floating-point operations, memory.
+
+Framework-free. S = B*T positions, D hidden, F ffn, V vocabulary, N query heads, K kv heads, H head size
+"""
+
+from minigpt_jax.config import ModelConfig, TrainConfig
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Number of trained parameters; a tied head counts once."""
+    embedding = config.vocab_size * config.hidden_size
+    head = 0 if config.tie_word_embeddings else embedding
+    norms = config.hidden_size * (2 * config.num_layers + 1)
+    if config.qk_norm:
+        norms += 2 * config.head_dim * config.num_layers
+    return embedding + head + norms + config.num_layers * _matrices_of_block(config)
+
+
+def _matrices_of_block(config: ModelConfig) -> int:
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads  # q, o, k, v
+    return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+
+
+def training_flops_per_token(config: ModelConfig, *, time: int) -> float:
+    """Model FLOPs of forward and backward for one position of a row of `time` positions.
+
+    6 for each weight of a matrix product (2 forward, 4 backward), the output head among them; and causal attention:
+    scores and weighted sum over the (time + 1) / 2 positions that one position sees on average. Recomputation in the
+    backward pass and the products with the mask's upper triangle are not model FLOPs and are not counted.
+    """
+    matrices = config.num_layers * _matrices_of_block(config) + config.vocab_size * config.hidden_size
+    attention = config.num_layers * 2 * config.num_heads * config.head_dim * (time + 1) / 2
+    return 6 * (matrices + attention)
+
+
+def training_bytes(config: ModelConfig, train: TrainConfig) -> int:
+    """Estimated peak device memory of a training step in bytes.
+
+    Parameters, gradients, the accumulator and the optimizer's moments; the activations that the backward pass keeps;
+    one chunk of logits three times over and the head's gradient. An estimate: allocators add their own.
+    """
+    master = 8 if train.dtype == "float64" else 4
+    compute = {"float64": 8, "bfloat16": 2}.get(train.dtype or "float32", 4)
+    assert train.batch_size is not None
+    positions = train.batch_size * train.max_seq_len
+    states = parameter_count(config) * master * 5
+    kv_size, query_size = config.num_kv_heads * config.head_dim, config.num_heads * config.head_dim
+    # Kept for each block: two norm inputs and outputs, q k v before and after rotation, context, gate, up, product.
+    kept = 4 * config.hidden_size + 3 * query_size + 4 * kv_size + 3 * config.intermediate_size
+    activations = positions * (config.num_layers * kept + 2 * config.hidden_size) * compute
+    logits = 3 * min(positions, 1024) * config.vocab_size * max(compute, 4)
+    return int(states + activations + logits + config.vocab_size * config.hidden_size * master)

@@ -1,0 +1,200 @@
+"""The token cache on disk, and its reader.
+
+A cache is a directory of three files. `tokens.bin` holds the ids of all documents one after another, each
+`<|im_start|>` text `<|im_end|>`, as uint16 where the vocabulary fits, else uint32. `documents.bin` holds one 32-byte
+entry a document. `cache.json` says what the cache was made from. The arrays are mapped, never loaded.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt_jax.config import read_json_object
+from minigpt_jax.errors import UserError
+
+FORMAT = "minigpt token cache"
+FORMAT_VERSION = 1
+META, TOKENS, DOCUMENTS = "cache.json", "tokens.bin", "documents.bin"
+ENTRY = np.dtype(
+    [
+        ("start", "<i8"),  # first token in tokens.bin
+        ("digest", "<u8"),  # first half of the text's digest
+        ("length", "<i4"),  # tokens, marks included
+        ("text_bytes", "<i4"),  # UTF-8 length of the text
+        ("source", "<i4"),  # index into the sources of cache.json
+        ("line", "<i4"),  # from 1
+    ]
+)
+
+
+class Tokenizer(Protocol):
+    """What the cache needs of `minigpt_jax.tokenizer.Tokenizer`."""
+
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+    @property
+    def bos_id(self) -> int: ...  # noqa: D102
+    @property
+    def eos_id(self) -> int: ...  # noqa: D102
+    @property
+    def sha256(self) -> str: ...  # noqa: D102
+    def encode_batch(self, texts: list[str], /) -> Sequence[NDArray[np.integer[Any]]]: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What became of the lines that a cache was made from."""
+
+    records: int
+    """Valid records."""
+    duplicates: int
+    """Records whose text had been met before; left out."""
+    skipped: dict[str, int]
+    """Lines left out, by reason."""
+    examples: dict[str, str]
+    """Where each reason was met first, as FILE:LINE."""
+    documents: int
+    """Documents in the cache."""
+    tokens: int
+    """Tokens in the cache, the two marks of each document included."""
+    text_bytes: int
+    """UTF-8 bytes of the documents' text."""
+
+
+class TokenCache:
+    """An open cache. The arrays are read-only views of mapped files.
+
+    Attributes:
+        directory: where it lies.
+        key: hash of the tokenizer, the content of the source files and the options that it was made with.
+        tokens: uint16 or uint32, every document's ids one after another.
+        tokenizer_sha256: identity of the tokenizer that made the ids.
+        vocab_size: of that tokenizer; every id is below it.
+        report: what became of the source lines.
+    """
+
+    def __init__(self, directory: Path, meta: dict[str, Any]):
+        self.directory = directory
+        self.key: str = meta["key"]
+        self.tokenizer_sha256: str = meta["tokenizer_sha256"]
+        self.vocab_size: int = meta["vocab_size"]
+        self.report = CacheReport(**meta["report"])
+        self._sources: list[str] = meta["sources"]
+        self._map, self.tokens = _map(directory / TOKENS, np.dtype(meta["dtype"]), self.report.tokens)
+        _, self._entries = _map(directory / DOCUMENTS, ENTRY, self.report.documents)
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return self.report.documents
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, the two marks of each document included."""
+        return self.report.tokens
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each document begins in `tokens`."""
+        return self._entries["start"]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens of each document, its two marks included."""
+        return self._entries["length"]
+
+    @property
+    def text_bytes(self) -> NDArray[np.int32]:
+        """UTF-8 bytes of each document's text."""
+        return self._entries["text_bytes"]
+
+    @property
+    def digests(self) -> NDArray[np.uint64]:
+        """Eight bytes of each text's digest."""
+        return self._entries["digest"]
+
+    def record_id(self, document: int) -> str:
+        """Where the document was read, as FILE:LINE."""
+        entry = self._entries[document]
+        return f"{self._sources[entry['source']]}:{entry['line']}"
+
+    def require_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer other than the one that made the ids.
+
+        Raises:
+            UserError: it is another.
+        """
+        if tokenizer.sha256 != self.tokenizer_sha256:
+            raise UserError(
+                f"{self.directory} was made with another tokenizer ({self.tokenizer_sha256[:12]}, not "
+                f"{tokenizer.sha256[:12]}); pass that one with --tokenizer, or prepare the data again"
+            )
+
+    def release(self) -> None:
+        """Let go of the pages that reads have mapped, so that a long run's resident memory stays small."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+# --- Open ---
+
+
+def is_token_cache(directory: Path) -> bool:
+    """Whether `directory` is meant to be a token cache; `open_token_cache` says whether it is whole."""
+    return (directory / META).is_file()
+
+
+def open_token_cache(directory: Path) -> TokenCache:
+    """Map the cache in `directory`.
+
+    Raises:
+        UserError: it is not a cache, was cut or damaged, or has a version that this program does not read.
+    """
+    if not is_token_cache(directory):
+        raise UserError(f"{directory} is not a token cache (no {META}); make one with scripts/prepare_data.py")
+    meta = read_meta(directory)
+    try:
+        return TokenCache(directory, meta)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"{directory} is damaged ({error}); delete it and prepare the data again") from error
+
+
+def read_meta(directory: Path) -> dict[str, Any]:
+    """The fields of cache.json, of a format and version that this program reads."""
+    meta = read_json_object(directory / META)
+    if meta.get("format") != FORMAT or meta.get("version") != FORMAT_VERSION:
+        raise UserError(
+            f"{directory} is not a token cache of version {FORMAT_VERSION}; make one with scripts/prepare_data.py"
+        )
+    return meta
+
+
+def _map(path: Path, dtype: np.dtype[Any], count: int) -> tuple[mmap.mmap, NDArray[Any]]:
+    expected = dtype.itemsize * count
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected or not count:
+            raise ValueError(f"{path.name} has {size} bytes, not {expected}")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapped, np.frombuffer(mapped, dtype)
+
+
+# --- Held-out split ---
+
+
+def split_documents(cache: TokenCache, *, val_fraction: float = 0.01) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(training, validation) document numbers; the text alone decides on which side a document falls.
+
+    With two documents or more both sides have at least one; a single document is trained on and nothing is validated.
+    """
+    digests = np.array(cache.digests)
+    held_out = digests < np.uint64(min(int(val_fraction * 2.0**64), 2**64 - 1))
+    if len(digests) > 1:
+        held_out[digests.argmin()] = True
+        held_out[digests.argmax()] = False
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)

@@ -1,0 +1,98 @@
+"""Prepare a data set before training: validate, clean, dedupe, tokenize, and say what was found.
+
+Framework-free.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from minigpt_jax.config import Batching
+from minigpt_jax.data.batching import BatchSource
+from minigpt_jax.data.cache import Progress, write_token_cache
+from minigpt_jax.data.cache_format import Tokenizer
+from minigpt_jax.data.dedupe import SeenTexts, text_digest
+from minigpt_jax.data.records import ReadReport, expand_paths, read_records
+
+ROW_LENGTH = 512
+"""Row length for which the real-token fractions are given."""
+
+
+def prepare_texts(
+    inputs: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    *,
+    out: Path,
+    skip_bad_lines: bool = False,
+    on_progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Make the token cache `out` of pretraining texts and give its figures.
+
+    Raises:
+        UserError: as `write_token_cache`.
+    """
+    cache = write_token_cache(inputs, tokenizer, directory=out, skip_bad_lines=skip_bad_lines, on_progress=on_progress)
+    figures = asdict(cache.report)
+    figures["bytes_per_token"] = cache.report.text_bytes / cache.num_tokens
+    everything = np.arange(cache.num_documents)
+    figures["real_fraction"] = {}
+    for batching in get_args(Batching):
+        source = BatchSource(
+            cache, everything, batching=batching, batch_size=1, max_seq_len=ROW_LENGTH, seed=None, num_epochs=1
+        )
+        figures["real_fraction"][batching] = source.real_fraction
+    return figures
+
+
+def check_conversations(
+    inputs: Sequence[str | Path],
+    *,
+    stage: Literal["sft", "dpo"],
+    skip_bad_lines: bool = False,
+    on_progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Validate conversations or preference pairs, find exact duplicates, and give the figures. Nothing is written.
+
+    Raises:
+        UserError: as `read_records`.
+    """
+    paths = expand_paths(inputs)
+    total = sum(path.stat().st_size for path in paths)
+    read = ReadReport()
+    documents, text_bytes = 0, 0
+    with SeenTexts() as seen:
+        for record in read_records(paths, stage=stage, skip_bad_lines=skip_bad_lines, report=read):
+            encoded = json.dumps(record.value, sort_keys=True, ensure_ascii=False).encode("utf-8")
+            if seen.add(text_digest(encoded)):
+                documents += 1
+                text_bytes += _content_bytes(record.value)
+            if on_progress and read.records % 1000 == 0:
+                on_progress(read.source_bytes, total)
+    return {
+        "records": read.records,
+        "duplicates": read.records - documents,
+        "skipped": dict(read.skipped),
+        "examples": read.examples,
+        "documents": documents,
+        "text_bytes": text_bytes,
+    }
+
+
+def peak_memory_bytes() -> int:
+    """The most resident memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _content_bytes(value: dict[str, Any]) -> int:
+    return sum(
+        len(message["content"].encode("utf-8"))
+        for name in ("conversations", "chosen", "rejected")
+        for message in value.get(name, ())
+    )

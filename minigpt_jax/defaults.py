@@ -1,0 +1,57 @@
+"""What a run takes where nobody says: the model, precision, batch size, rate and length that fit the machine and data.
+
+Framework-free. Chosen once at the start and written into the run's config.json, so a resumed run does not depend on
+the machine.
+"""
+
+import dataclasses
+
+from minigpt_jax.config import ModelConfig, TrainConfig, preset
+
+SAMPLE_EPOCHS = 3.0
+"""Passes over the sample corpus: about three minutes of the tiny preset on two CPU cores."""
+
+
+def resolve(config: TrainConfig, *, accelerator: str | None) -> TrainConfig:
+    """`config` with model, dtype, batch size, learning rate and length set.
+
+    Args:
+        config: as the person gave it.
+        accelerator: "gpu", "tpu", ... or None on a machine that has only a CPU.
+    """
+    model = config.model or ("minimind2-small" if accelerator else "tiny")
+    epochs = config.epochs
+    if config.steps is None and epochs is None:
+        epochs = 1.0 if config.data else SAMPLE_EPOCHS
+    resolved = dataclasses.replace(
+        config,
+        model=model,
+        epochs=epochs,
+        dtype=config.dtype or ("bfloat16" if accelerator == "gpu" else "float32"),
+        batch_size=config.batch_size or (32 if accelerator else 8),
+    )
+    if resolved.learning_rate is None:
+        resolved = dataclasses.replace(resolved, learning_rate=default_learning_rate(model_config(resolved)))
+    return resolved
+
+
+def model_config(config: TrainConfig) -> ModelConfig:
+    """The model's shape: the preset with the overrides of the training configuration."""
+    assert config.model is not None
+    shape = preset(config.model)
+    if config.hidden_size is not None:
+        # What the preset derives from its width follows the new one.
+        shape = dataclasses.replace(shape, hidden_size=config.hidden_size, head_dim=0, intermediate_size=0)
+    if config.num_layers is not None:
+        shape = dataclasses.replace(shape, num_layers=config.num_layers)
+    return shape
+
+
+def default_learning_rate(model: ModelConfig) -> float:
+    """3e-3 at width 128 (measured), falling with the square root of the width: 1.5e-3 at 512, 1.2e-3 at 768."""
+    return 3e-3 * (128 / model.hidden_size) ** 0.5
+
+
+def default_warmup(total_updates: int) -> int:
+    """5 % of the run, at most 100 updates."""
+    return min(100, total_updates // 20)

@@ -1,0 +1,233 @@
+"""The JAX engine: what minigpt_jax/trainer.py drives.
+
+It owns the device state, the compiled steps and the checkpoints; the loop sees NumPy batches, plain numbers and
+opaque handles. A step is dispatched without waiting for it; `read` waits.
+
+B batch  T time
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from minigpt_jax.attention import default_kernel
+from minigpt_jax.checkpoint import CheckpointStore, abstract_like
+from minigpt_jax.config import ModelConfig, TrainConfig
+from minigpt_jax.data.batching import Batch
+from minigpt_jax.generate import make_greedy_decoder
+from minigpt_jax.model import model_graph
+from minigpt_jax.train_step import (
+    BatchArrays,
+    StepMetrics,
+    TrainState,
+    init_state,
+    make_eval_step,
+    make_flush_step,
+    make_train_step,
+)
+from minigpt_jax.trainer import StepReport
+
+
+def accelerator() -> str | None:
+    """The platform of the first device when it is not a CPU ("gpu", "tpu"), else None."""
+    platform = jax.devices()[0].platform
+    return None if platform == "cpu" else str(platform)
+
+
+def matmul_flops(dtype: jnp.dtype) -> float:
+    """FLOPs per second of a large matrix product on the first device: the best of three."""
+    size = 2048 if jax.devices()[0].platform == "cpu" else 8192
+    matrix = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a, b: a @ b)
+    product(matrix, matrix).block_until_ready()
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        product(matrix, matrix).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return float(2 * size**3 / min(seconds))
+
+
+class JaxEngine:
+    """Trains one model on one device.
+
+    Args:
+        model: the model's shape.
+        train: the resolved configuration of the run.
+        total_updates: length of the schedule.
+        checkpoints: where checkpoints are written and read; an existing directory is not touched before a save.
+    """
+
+    def __init__(self, model: ModelConfig, train: TrainConfig, *, total_updates: int, checkpoints: Path):
+        _configure_jax(train)
+        dtype = jnp.dtype(train.dtype or "float32")
+        self.device = jax.devices()[0]
+        self._train, self._total_updates = train, total_updates
+        self._dtype = dtype
+        self._graph = model_graph(model, dtype=dtype, kernel=default_kernel(self.device.platform, dtype))
+        self._train_step = make_train_step(self._graph, train, total_updates=total_updates)
+        self._flush_step = make_flush_step(train, total_updates=total_updates)
+        self._eval_step = make_eval_step(self._graph)
+        self._dropout_key = jax.random.key(train.seed)
+        self._checkpoint_directory = checkpoints
+        self._store: CheckpointStore | None = None
+        self._state: TrainState | None = None
+
+    # --- state ---
+
+    def init(self, parameters: dict[str, Any]) -> None:
+        """Start from these NumPy parameters, with empty moments."""
+        high = jnp.promote_types(self._dtype, jnp.float32)
+        on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf, high), parameters)
+        # Compiled as one: leaf by leaf, each shape would be a compilation of its own.
+        fresh = jax.jit(partial(init_state, config=self._train, total_updates=self._total_updates))
+        self._state = fresh(on_device)
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters as NumPy arrays."""
+        host: dict[str, Any] = jax.tree.map(np.array, self.state.parameters)
+        return host
+
+    @property
+    def state(self) -> TrainState:
+        """The device state; `init` or `restore` came first."""
+        assert self._state is not None
+        return self._state
+
+    def scale_learning_rate(self, factor: float) -> float:
+        """Multiply every later learning rate by `factor`; returns the product of all such factors."""
+        scale = self.state.learning_rate_scale * factor
+        self._state = self.state._replace(learning_rate_scale=scale)
+        return float(scale)
+
+    # --- steps ---
+
+    def train_step(self, batch: Batch) -> StepMetrics:
+        """Dispatch one micro-batch; the result is given to `read` later."""
+        # The key depends on the micro-batch's own number alone, so that a resumed run draws the same masks.
+        key = jax.random.fold_in(self._dropout_key, batch.index)
+        self._state, metrics = self._train_step(self.state, _arrays(batch), key)
+        return metrics
+
+    def read(self, handles: Sequence[StepMetrics]) -> list[StepReport]:
+        """Wait for these steps and return their numbers."""
+        return [
+            StepReport(
+                loss_sum=float(metrics.loss_sum),
+                supervised_tokens=int(metrics.supervised_tokens),
+                skipped=bool(metrics.skipped),
+                updates=int(metrics.updates),
+                grad_norm=float(metrics.grad_norm),
+                learning_rate=float(metrics.learning_rate),
+            )
+            for metrics in jax.device_get(list(handles))
+        ]
+
+    def flush(self) -> bool:
+        """Make an update from a window that the data ended early; False when there is nothing accumulated."""
+        if int(self.state.opt_state.mini_step) == 0:
+            return False
+        self._state = self._flush_step(self.state)
+        return True
+
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Summed loss in nats and number of predictions over `batches`."""
+        results = [self._eval_step(self.state.parameters, _arrays(batch)) for batch in batches]
+        losses = jax.device_get(results)
+        return sum(float(loss) for loss, _ in losses), sum(int(tokens) for _, tokens in losses)
+
+    def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:
+        """The greedy continuation of each prompt, up to and without `stop_id`."""
+        decode = make_greedy_decoder(self._graph, max_new_tokens=max_new_tokens, stop_id=stop_id)
+        return decode(self.state.parameters, prompts)
+
+    # --- checkpoints ---
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The run's checkpoints, opened at first use."""
+        if self._store is None:
+            self._store = CheckpointStore(self._checkpoint_directory, keep=self._train.keep_checkpoints)
+        return self._store
+
+    def save(self, step: int, *, progress: dict[str, Any], val_loss: float | None) -> None:
+        """Start saving everything that training changes; does not wait for the disk."""
+        self.store.save(step, _trees(self.state), progress=progress, val_loss=val_loss)
+
+    def restore(self, step: int) -> dict[str, Any]:
+        """Continue from checkpoint `step`; returns the progress saved with it. `init` gave the shapes."""
+        loaded = {name: self.store.load(step, name, abstract_like(tree)) for name, tree in _trees(self.state).items()}
+        optimizer = loaded["optimizer"]
+        self._state = TrainState(loaded["parameters"], optimizer["opt_state"], optimizer["learning_rate_scale"])
+        return self.store.progress(step)
+
+    def restore_parameters(self, checkpoints: Path, step: int) -> None:
+        """Take only the parameters, from checkpoint `step` of another run's directory `checkpoints`."""
+        store = CheckpointStore(checkpoints, keep=sys.maxsize)
+        parameters = store.load(step, "parameters", abstract_like(self.state.parameters))
+        store.close()
+        self._state = self.state._replace(parameters=parameters)
+
+    def saved_steps(self) -> list[int]:
+        """Steps of the finished checkpoints, ascending."""
+        return self.store.steps
+
+    def best_step(self) -> int | None:
+        """The finished checkpoint with the lowest validation loss."""
+        return self.store.best_step
+
+    def wait(self) -> None:
+        """Return when no save is in progress."""
+        self.store.wait()
+
+    def close(self) -> None:
+        """Wait for a save in progress and free background threads."""
+        if self._store is not None:
+            self._store.close()
+
+    # --- the device ---
+
+    def memory_bytes(self) -> int | None:
+        """Peak bytes in use on the device; None where the device does not say (CPU)."""
+        stats = self.device.memory_stats()
+        return int(stats["peak_bytes_in_use"]) if stats and "peak_bytes_in_use" in stats else None
+
+    def matmul_flops(self) -> float:
+        """FLOPs per second of a large matrix product in the compute dtype, measured now."""
+        return matmul_flops(self._dtype)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether `error` looks like the device or the host running out of memory."""
+        words = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+        return isinstance(error, MemoryError) or (
+            isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in words)
+        )
+
+
+def _trees(state: TrainState) -> dict[str, Any]:
+    return {
+        "parameters": state.parameters,
+        "optimizer": {"opt_state": state.opt_state, "learning_rate_scale": state.learning_rate_scale},
+    }
+
+
+def _arrays(batch: Batch) -> BatchArrays:
+    arrays = (batch.tokens, batch.targets, batch.loss_weights, batch.segment_ids, batch.positions)
+    return BatchArrays(*jax.device_put(arrays))
+
+
+def _configure_jax(train: TrainConfig) -> None:
+    """Process-wide JAX settings of a run: 64-bit floats if asked for, and compiled steps kept on disk."""
+    if train.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minigpt" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -1,0 +1,266 @@
+"""A run from its configuration to its last line: check, prepare, train, show.
+
+Framework-free: the script that calls `launch` brings the engine. Nothing is written into the run directory before
+everything that can be wrong with the configuration, the data and the model has been checked.
+"""
+
+import dataclasses
+import errno
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigpt_jax.config import ModelConfig, TrainConfig, to_json
+from minigpt_jax.console import RunConsole, say, tokenizing_progress
+from minigpt_jax.cost import parameter_count
+from minigpt_jax.data.corpus import Corpus, load_corpus
+from minigpt_jax.defaults import default_warmup, model_config, resolve
+from minigpt_jax.errors import UserError
+from minigpt_jax.initialization import initial_parameters
+from minigpt_jax.report import last_values, write_report
+from minigpt_jax.run_directory import RunDirectory, existing_run_directory, new_run_directory, resumed_config
+from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
+from minigpt_jax.tracking import EventsLog, MetricsLog, make_tracker, read_metrics, write_csv
+from minigpt_jax.trainer import Ending, Engine, Progress, Trainer
+
+EngineFactory = Callable[..., Engine]
+"""(ModelConfig, TrainConfig, *, total_updates, checkpoints) -> Engine."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that is known before the first step."""
+
+    directory: RunDirectory
+    model: ModelConfig
+    train: TrainConfig
+    tokenizer: Tokenizer
+    corpus: Corpus
+    total_updates: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    directory: Path
+    ending: Ending
+    step: int
+
+
+def launch(
+    config: TrainConfig, *, given: Collection[str], make_engine: EngineFactory, accelerator: str | None
+) -> Result:
+    """Train as `config` says and leave a complete run directory.
+
+    Args:
+        config: as the person gave it.
+        given: the fields that the person set, as opposed to defaults.
+        make_engine: makes the engine of a framework.
+        accelerator: the engine's platform when it is not a CPU.
+
+    Raises:
+        UserError: a mistake in the configuration or the data, a full disk, too little memory.
+    """
+    run = prepare(config, given=given, accelerator=accelerator)
+    _announce(run, accelerator=accelerator, chosen="model" not in given)
+    engine = make_engine(run.model, run.train, total_updates=run.total_updates, checkpoints=run.directory.checkpoints)
+    try:
+        return _train(run, engine)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise UserError(f"cannot write the run directory {run.directory.path}: {error.strerror}") from error
+        raise
+    except Exception as error:
+        if engine.is_out_of_memory(error):
+            raise UserError(_out_of_memory_advice(run, engine)) from error
+        raise
+    finally:
+        engine.close()
+
+
+def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | None) -> Run:
+    """Resolve the configuration, check everything, load and plan the data."""
+    if config.resume:
+        directory = existing_run_directory(config.out, name=_run_name(resolve(config, accelerator=accelerator)))
+        model, stored = directory.read_config()
+        train = resumed_config(stored, config, given, where=directory.path)
+        tokenizer = directory.read_tokenizer()
+    else:
+        train = resolve(_with_model_of_source(config), accelerator=accelerator)
+        directory = new_run_directory(config.out, name=_run_name(train))
+        model, tokenizer = _model_and_tokenizer(train)
+    with tokenizing_progress() as on_progress:
+        corpus = load_corpus(train, tokenizer, model_vocab_size=model.vocab_size, on_progress=on_progress)
+    total_updates = train.steps or math.ceil(len(corpus.training) / train.accumulation_steps)
+    if train.warmup_steps is None:
+        train = dataclasses.replace(train, warmup_steps=default_warmup(total_updates))
+    return Run(directory, model, train, tokenizer, corpus, total_updates)
+
+
+def _with_model_of_source(config: TrainConfig) -> TrainConfig:
+    """A run that starts from another one has its model, unless the person names one."""
+    if config.init_from is None or config.model is not None:
+        return config
+    _, source = RunDirectory(Path(config.init_from)).read_config()
+    return dataclasses.replace(config, model=source.model, hidden_size=source.hidden_size, num_layers=source.num_layers)
+
+
+def _model_and_tokenizer(train: TrainConfig) -> tuple[ModelConfig, Tokenizer]:
+    """The shape and tokenizer of a new run: the preset's, or those of the run it starts from."""
+    if train.init_from is None:
+        return model_config(train), load_tokenizer(train.tokenizer)
+    source = RunDirectory(Path(train.init_from))
+    model, _ = source.read_config()
+    asked = model_config(train)
+    if asked != model:
+        wrong = [
+            f"{field.name} {getattr(model, field.name)}, not {getattr(asked, field.name)}"
+            for field in dataclasses.fields(model)
+            if getattr(model, field.name) != getattr(asked, field.name)
+        ]
+        raise UserError(f"{train.init_from} holds another model ({'; '.join(wrong)}); choose --model to match")
+    tokenizer = source.read_tokenizer()
+    if train.tokenizer is not None and load_tokenizer(train.tokenizer).sha256 != tokenizer.sha256:
+        raise UserError(f"--tokenizer {train.tokenizer} is not the tokenizer that {train.init_from} was trained with")
+    return model, tokenizer
+
+
+def _train(run: Run, engine: Engine) -> Result:
+    engine.init(initial_parameters(run.model, initializer=run.train.initializer, seed=run.train.seed))
+    progress = _resume(run, engine) if run.train.resume else _start(run, engine)
+    if progress.finished:
+        say(f"{run.directory.path} is finished ({progress.updates} updates); nothing to do")
+        return Result(run.directory.path, "finished", progress.updates)
+    tracker = make_tracker(
+        run.train.tracker,
+        run_dir=run.directory.path,
+        run_name=run.directory.path.name,
+        config=to_json(run.train),
+        resume=run.train.resume,
+    )
+    console = RunConsole(total=run.total_updates, completed=progress.updates)
+    trainer = Trainer(
+        model=run.model,
+        train=run.train,
+        engine=engine,
+        source=run.corpus.training,
+        validation=run.corpus.validation,
+        run=run.directory,
+        tracker=tracker,
+        console=console,
+        total_updates=run.total_updates,
+        matmul_flops=engine.matmul_flops(),
+        progress=progress,
+    )
+    try:
+        with console:
+            ending = trainer.run()
+    finally:
+        tracker.finish()
+    _conclude(run, engine, ending, step=trainer.progress.updates)
+    return Result(run.directory.path, ending, trainer.progress.updates)
+
+
+def _start(run: Run, engine: Engine) -> Progress:
+    if run.train.init_from is not None:
+        source = RunDirectory(Path(run.train.init_from))
+        engine.restore_parameters(source.checkpoints, source.best_checkpoint())
+    run.directory.create(run.model, run.train, run.tokenizer)
+    EventsLog(run.directory.path).write("started", step=0, data=run.corpus.training_key)
+    return Progress(data=run.corpus.training_key)
+
+
+def _resume(run: Run, engine: Engine) -> Progress:
+    path = run.directory.path
+    steps = engine.saved_steps()
+    if not steps:
+        raise UserError(f"nothing to resume: {run.directory.checkpoints} has no finished checkpoint")
+    progress = Progress.from_json(engine.restore(steps[-1]))
+    if progress.data != run.corpus.training_key:
+        raise UserError(
+            f"the training data or tokenizer changed since {path} was started; it cannot be resumed exactly"
+        )
+    run.directory.write_config(run.model, run.train)
+    run.directory.link_best(engine.best_step())
+    MetricsLog(path).truncate_after(steps[-1])
+    events = EventsLog(path)
+    events.truncate_after(steps[-1])
+    events.write("resumed", step=steps[-1])
+    say(f"resuming {path} at step {steps[-1]}")
+    return progress
+
+
+def _run_name(train: TrainConfig) -> str:
+    return f"{train.stage}-{train.model}"
+
+
+def _out_of_memory_advice(run: Run, engine: Engine) -> str:
+    steps = engine.saved_steps()
+    saved = f"the last checkpoint is step {steps[-1]}" if steps else "no checkpoint was saved yet"
+    return (
+        f"out of memory with {run.train.batch_size} rows of {run.train.max_seq_len} tokens ({saved}): "
+        "halve --batch-size and double --accumulation-steps, which trains the same, or lower --max-seq-len"
+    )
+
+
+# --- What the person reads ---
+
+
+def _announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
+    train, training = run.train, run.corpus.training
+    parameters = parameter_count(run.model)
+    if accelerator is None and chosen and not train.resume:
+        say(
+            f"No accelerator found: training the {train.model} preset ({parameters / 1e6:.1f}M parameters) on the CPU; "
+            "--model minimind2-small chooses the 26M one."
+        )
+    say(
+        f"{train.model}: {parameters:,} parameters, {train.dtype}; {run.total_updates} updates of "
+        f"{train.batch_size} x {train.accumulation_steps} rows of {train.max_seq_len}; "
+        f"{training.predictions_per_epoch:,} tokens a pass, {training.real_fraction:.1%} of positions real; "
+        f"writing {run.directory.path}"
+    )
+
+
+def _conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
+    path = run.directory.path
+    samples = _samples(run, engine) if ending == "finished" else []
+    write_csv(path)
+    write_report(path, config=to_json(run.train), model=to_json(run.model), samples=samples)
+    for prompt, text in samples:
+        say(f"  {prompt.strip()} -> {text.strip() or '(nothing)'}".replace("\n", " / "))
+    last = last_values(read_metrics(path))
+    figures = ", ".join(
+        f"{label} {last[name]:.3f}"
+        for name, label in (
+            ("loss", "loss"),
+            ("val_loss", "validation loss"),
+            ("val_bits_per_byte", "validation bits per byte"),
+        )
+        if name in last
+    )
+    again = f"python scripts/train.py --resume --out {path}"
+    if ending == "finished":
+        say(f"Finished at step {step}: {figures}. Curves: {path}/loss.png, {path}/report.html")
+        say(
+            'Next, on your own text (one JSON object with a "text" a line): '
+            f"python scripts/train.py --model {run.train.model} --init-from {path} --data YOUR.jsonl"
+        )
+    elif ending == "interrupted":
+        say(f"Interrupted at step {step}; everything is saved. Continue with: {again}")
+    else:
+        say(
+            f"Stopped at step {step}: {run.train.max_non_finite_steps} micro-batches in a row had a loss or gradient "
+            f"that was not finite (their records are in {path}/events.jsonl). The model before them is saved. "
+            "Start again with a lower --learning-rate, or add --on-non-finite rollback"
+        )
+
+
+def _samples(run: Run, engine: Engine) -> list[tuple[str, str]]:
+    tokenizer = run.tokenizer
+    prompts = run.corpus.prompts or ("The", "\u4eca\u5929", "Once upon a time", "\u4ed6\u8bf4")
+    ids = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
+    continued = engine.generate(ids, max_new_tokens=48, stop_id=tokenizer.eos_id)
+    return [(prompt, tokenizer.decode(new)) for prompt, new in zip(prompts, continued, strict=True)]

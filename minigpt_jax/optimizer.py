@@ -1,0 +1,160 @@
+"""From the gradients of summed losses to a parameter update.
+
+Choices: `optax.MultiSteps` sums micro-gradients and, beside them, their supervised tokens; the update divides the one
+by the other, so a window's gradient is the mean over its tokens however it is cut into micro-batches. Global-norm
+clipping and AdamW follow torch's formulas. The schedule counts updates, not micro-batches.
+
+An "augmented" tree is {"parameters": tree, "tokens": scalar}: what MultiSteps accumulates.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from minigpt_jax.config import TrainConfig
+from minigpt_jax.schedule import learning_rate_at
+
+Tree = Any
+
+
+def make_optimizer(config: TrainConfig, *, total_updates: int) -> optax.GradientTransformation:
+    """The update rule of a whole window, over augmented trees: mean over tokens, clip, then AdamW or Muon.
+
+    Args:
+        config: rates, decay, clipping; `learning_rate` and `warmup_steps` are set.
+        total_updates: length of the schedule.
+    """
+    rate = make_schedule(config, total_updates=total_updates)
+    adamw = optax.adamw(
+        rate,
+        b1=config.beta1,
+        b2=config.beta2,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        mask=decay_mask,
+    )
+    rule = adamw
+    if config.optimizer == "muon":
+        # A consistent RMS of 0.2 makes an update as large as AdamW's, so one learning rate serves both.
+        muon = optax.contrib.muon(rate, weight_decay=config.weight_decay, consistent_rms=0.2)
+        rule = optax.partition({"muon": muon, "adamw": adamw}, _muon_labels)
+    return _mean_over_tokens(optax.chain(clip_by_global_norm(config.grad_clip), rule))
+
+
+def make_schedule(config: TrainConfig, *, total_updates: int) -> Callable[[jax.Array], jax.Array]:
+    """`learning_rate_at` of minigpt_jax/schedule.py as a function of the update count that JAX can trace."""
+
+    def rate(count: jax.Array) -> jax.Array:
+        return learning_rate_at(count, config, total_updates=total_updates, numpy=jnp)
+
+    return rate
+
+
+def decay_mask(parameters: Tree) -> Tree:
+    """True for what weight decay acts on: matrices, the embedding among them; not norm weights."""
+    return jax.tree.map(lambda leaf: leaf.ndim >= 2, parameters)
+
+
+def _muon_labels(parameters: Tree) -> Tree:
+    def label(path: tuple[Any, ...], leaf: jax.Array) -> str:
+        inside_block = any(getattr(key, "key", None) == "layers" for key in path)
+        return "muon" if inside_block and leaf.ndim == 2 else "adamw"
+
+    return jax.tree_util.tree_map_with_path(label, parameters)
+
+
+# --- Clipping ---
+
+
+class ClipState(NamedTuple):
+    """The global norm of the last gradient, before clipping."""
+
+    grad_norm: jax.Array
+
+
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
+    """Scale by min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ does; 0 switches it off."""
+
+    def init(parameters: Tree) -> ClipState:
+        return ClipState(grad_norm=jnp.zeros((), _highest_dtype(parameters)))
+
+    def update(updates: Tree, state: ClipState, parameters: Tree = None) -> tuple[Tree, ClipState]:
+        norm = optax.global_norm(updates)
+        if max_norm > 0:
+            scale = jnp.minimum(1, max_norm / (norm + 1e-6))
+            updates = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates)
+        return updates, ClipState(grad_norm=norm.astype(state.grad_norm.dtype))
+
+    return optax.GradientTransformation(init, update)
+
+
+# --- Accumulation ---
+
+
+def augmented(parameters: Tree, tokens: jax.Array | float = 0.0) -> Tree:
+    """The tree that MultiSteps works on."""
+    return {"parameters": parameters, "tokens": jnp.asarray(tokens, _highest_dtype(parameters))}
+
+
+def _mean_over_tokens(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner` on the mean gradient: summed gradients over summed tokens."""
+
+    def init(tree: Tree) -> Tree:
+        return inner.init(tree["parameters"])
+
+    def update(sums: Tree, state: Tree, tree: Tree) -> tuple[Tree, Tree]:
+        # The guard is on the denominator: a window without tokens never gets here with an effect.
+        tokens = jnp.maximum(sums["tokens"], 1)
+        mean = jax.tree.map(lambda leaf: leaf / tokens.astype(leaf.dtype), sums["parameters"])
+        updates, state = inner.update(mean, state, tree["parameters"])
+        return {"parameters": updates, "tokens": jnp.zeros_like(tokens)}, state
+
+    return optax.GradientTransformation(init, update)
+
+
+def accumulate(optimizer: optax.GradientTransformation, *, accumulation_steps: int, dtype: Any) -> optax.MultiSteps:
+    """MultiSteps over augmented trees. A micro-gradient that is not finite, or has no supervised token, is rejected.
+
+    A rejected one leaves every accumulator, moment and counter as it was, and does not count towards the window.
+    """
+    return optax.MultiSteps(
+        optimizer,
+        every_k_schedule=accumulation_steps,
+        use_grad_mean=False,
+        should_skip_update_fn=_reject,
+        accumulator_dtype=dtype,
+    )
+
+
+def flush(
+    optimizer: optax.GradientTransformation, tree: Tree, state: optax.MultiStepsState, *, dtype: Any
+) -> tuple[Tree, optax.MultiStepsState]:
+    """Finish a window that has fewer micro-batches than the others: one update from what is accumulated.
+
+    MultiSteps has no flush, so it is told that the window ends here and is given a last micro-gradient of zeros,
+    which adds nothing to the sums. `state.mini_step` must be above 0.
+    """
+    last = optax.MultiSteps(
+        optimizer,
+        every_k_schedule=lambda _: state.mini_step + 1,
+        use_grad_mean=False,
+        should_skip_update_fn=_accept,
+        accumulator_dtype=dtype,
+    )
+    return last.update(optax.tree.zeros_like(tree), state, tree)
+
+
+def _reject(updates: Tree, gradient_step: jax.Array, tree: Tree) -> tuple[jax.Array, tuple[()]]:
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]))
+    return ~finite | (updates["tokens"] == 0), ()
+
+
+def _accept(updates: Tree, gradient_step: jax.Array, tree: Tree) -> tuple[jax.Array, tuple[()]]:
+    return jnp.asarray(False), ()
+
+
+def _highest_dtype(tree: Tree) -> Any:
+    return jnp.result_type(jnp.float32, *[leaf.dtype for leaf in jax.tree.leaves(tree)])

@@ -1,0 +1,151 @@
+"""One micro-batch of training as a compiled, donated step; and the evaluation step.
+
+The state is plain data: parameters as a dict, the MultiSteps state, and the factor that a rollback lowers. The number
+of finished updates is `opt_state.gradient_step`.
+
+B batch  T time  S = B*T positions
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from minigpt_jax.config import TrainConfig
+from minigpt_jax.loss import next_token_loss
+from minigpt_jax.model import Transformer
+from minigpt_jax.optimizer import accumulate, augmented, flush, make_optimizer, make_schedule
+
+Tree = Any
+
+
+class BatchArrays(NamedTuple):
+    """One micro-batch on the device: five [B, T] arrays, as minigpt_jax/data/batching.py makes them."""
+
+    tokens: jax.Array
+    targets: jax.Array
+    loss_weights: jax.Array
+    segment_ids: jax.Array
+    positions: jax.Array
+
+
+class TrainState(NamedTuple):
+    """Everything that training changes."""
+
+    parameters: Tree
+    opt_state: optax.MultiStepsState
+    learning_rate_scale: jax.Array
+
+
+class StepMetrics(NamedTuple):
+    """What one micro-batch reports; scalars on the device until somebody reads them."""
+
+    loss_sum: jax.Array
+    supervised_tokens: jax.Array
+    skipped: jax.Array
+    updates: jax.Array
+    grad_norm: jax.Array
+    learning_rate: jax.Array
+
+
+TrainStep = Callable[[TrainState, BatchArrays, jax.Array], tuple[TrainState, StepMetrics]]
+FlushStep = Callable[[TrainState], TrainState]
+EvalStep = Callable[[Tree, BatchArrays], tuple[jax.Array, jax.Array]]
+
+
+def init_state(parameters: Tree, config: TrainConfig, *, total_updates: int) -> TrainState:
+    """The state before the first step; moments and accumulators take the parameters' dtype (float32 or float64)."""
+    dtype = jax.tree.leaves(parameters)[0].dtype
+    optimizer = make_optimizer(config, total_updates=total_updates)
+    window = accumulate(optimizer, accumulation_steps=config.accumulation_steps, dtype=dtype)
+    return TrainState(parameters, window.init(augmented(parameters)), jnp.ones((), dtype))
+
+
+def summed_loss(
+    graph: nnx.GraphDef[Transformer],
+    parameters: Tree,
+    batch: BatchArrays,
+    *,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """The loss of a micro-batch summed over its supervised tokens, in nats."""
+    model = nnx.merge(graph, parameters)
+    hidden = model(
+        batch.tokens,
+        segment_ids=batch.segment_ids,
+        positions=batch.positions,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+    )
+    return next_token_loss(hidden, model.head, batch.targets.reshape(-1), batch.loss_weights.reshape(-1))
+
+
+def make_train_step(graph: nnx.GraphDef[Transformer], config: TrainConfig, *, total_updates: int) -> TrainStep:
+    """The compiled step. It takes the state (donated), a micro-batch, and the micro-batch's dropout key."""
+    optimizer = make_optimizer(config, total_updates=total_updates)
+    schedule = make_schedule(config, total_updates=total_updates)
+
+    def step(state: TrainState, batch: BatchArrays, dropout_key: jax.Array) -> tuple[TrainState, StepMetrics]:
+        def loss_of(parameters: Tree) -> jax.Array:
+            return summed_loss(
+                graph,
+                parameters,
+                batch,
+                dropout_rate=config.dropout,
+                dropout_key=dropout_key if config.dropout else None,
+            )
+
+        loss_sum, gradients = jax.value_and_grad(loss_of)(state.parameters)
+        supervised = jnp.sum(batch.loss_weights)
+        # A loss that is not finite must reject the micro-batch even where every gradient is finite.
+        tokens = jnp.where(jnp.isfinite(loss_sum), supervised, jnp.nan)
+        window = accumulate(optimizer, accumulation_steps=config.accumulation_steps, dtype=loss_sum.dtype)
+        before = state.opt_state
+        updates, opt_state = window.update(augmented(gradients, tokens), before, augmented(state.parameters))
+        skipped = (opt_state.mini_step == before.mini_step) & (opt_state.gradient_step == before.gradient_step)
+        metrics = StepMetrics(
+            loss_sum=loss_sum,
+            supervised_tokens=supervised,
+            skipped=skipped,
+            updates=opt_state.gradient_step,
+            grad_norm=optax.tree.get(opt_state.inner_opt_state, "grad_norm"),
+            learning_rate=schedule(before.gradient_step) * state.learning_rate_scale,
+        )
+        return _apply(state, updates["parameters"], opt_state), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_flush_step(config: TrainConfig, *, total_updates: int) -> FlushStep:
+    """The compiled update from a window that the data ended early; the state is donated."""
+    optimizer = make_optimizer(config, total_updates=total_updates)
+
+    def step(state: TrainState) -> TrainState:
+        tree = augmented(state.parameters)
+        updates, opt_state = flush(optimizer, tree, state.opt_state, dtype=tree["tokens"].dtype)
+        return _apply(state, updates["parameters"], opt_state)
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_eval_step(graph: nnx.GraphDef[Transformer]) -> EvalStep:
+    """Compiled (parameters, batch) -> (summed loss in nats, supervised tokens)."""
+
+    def step(parameters: Tree, batch: BatchArrays) -> tuple[jax.Array, jax.Array]:
+        return summed_loss(graph, parameters, batch), jnp.sum(batch.loss_weights)
+
+    return jax.jit(step)
+
+
+def _apply(state: TrainState, updates: Tree, opt_state: optax.MultiStepsState) -> TrainState:
+    """Parameters move only when a window ended: adding a zero would turn -0.0 into 0.0."""
+    moved = opt_state.gradient_step != state.opt_state.gradient_step
+
+    def add(parameter: jax.Array, update: jax.Array) -> jax.Array:
+        return jnp.where(moved, parameter + state.learning_rate_scale * update, parameter)
+
+    return TrainState(jax.tree.map(add, state.parameters, updates), opt_state, state.learning_rate_scale)

@@ -1,0 +1,86 @@
+"""Prepare a data set: validate, clean, dedupe, tokenize into a cache that `train.py --data` accepts; print a table."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from minigpt_jax.cli import run
+from minigpt_jax.data.prepare import ROW_LENGTH, check_conversations, peak_memory_bytes, prepare_texts
+from minigpt_jax.dry_run import write_json
+from minigpt_jax.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class Command:
+    """Validate, clean, dedupe and tokenize a data set, and print what was found."""
+
+    inputs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT ...")]
+    """JSONL files (also .gz, .zst), or directories of them."""
+    out: str
+    """Directory that the token cache is written to; must not exist yet, or hold the very same cache."""
+    stage: Literal["pretrain", "sft", "dpo"] = "pretrain"
+    """Form of the records: {"text"}, {"conversations"} or {"chosen", "rejected"}."""
+    tokenizer: str | None = None
+    """A tokenizer.json, or a directory that holds one; the shipped 6400-entry tokenizer when not given."""
+    skip_bad_lines: bool = False
+    """Count and report lines that are not valid records instead of stopping at the first."""
+    json: str | None = None
+    """Write the figures to this file as well."""
+
+
+def main(command: Command) -> None:
+    """Prepare the data and print the table."""
+    begin = time.perf_counter()
+    columns = (TextColumn("preparing"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("preparing", total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        options: dict[str, Any] = {"skip_bad_lines": command.skip_bad_lines, "on_progress": report}
+        if command.stage == "pretrain":
+            tokenizer = load_tokenizer(command.tokenizer)
+            figures = prepare_texts(command.inputs, tokenizer, out=Path(command.out), **options)
+        else:
+            figures = check_conversations(command.inputs, stage=command.stage, **options)
+    figures["seconds"] = time.perf_counter() - begin
+    figures["peak_memory_bytes"] = peak_memory_bytes()
+    print_table(figures)
+    if command.stage == "pretrain":
+        print(f"wrote {command.out}; next: python scripts/train.py --stage pretrain --data {command.out}")
+    else:
+        print(f"checked; {command.stage} data is tokenized by its training stage, which this version does not have")
+    if command.json is not None:
+        write_json(figures, Path(command.json))
+
+
+def print_table(figures: dict[str, Any]) -> None:
+    """One figure a line."""
+    rows = [
+        ("documents", f"{figures['documents']:,}"),
+        ("duplicates left out", f"{figures['duplicates']:,}"),
+        ("bad lines left out", f"{sum(figures['skipped'].values()):,}"),
+    ]
+    for reason, count in sorted(figures["skipped"].items()):
+        rows.append((f"  {reason}", f"{count:,} (first: {figures['examples'][reason]})"))
+    if "tokens" in figures:
+        rows.append(("tokens", f"{figures['tokens']:,}"))
+    rows.append(("UTF-8 bytes of text", f"{figures['text_bytes']:,}"))
+    if "tokens" in figures:
+        rows.append(("bytes per token", f"{figures['bytes_per_token']:.3f}"))
+    for batching, fraction in figures.get("real_fraction", {}).items():
+        rows.append((f"real tokens, {batching} rows of {ROW_LENGTH}", f"{100 * fraction:.2f} %"))
+    rows.append(("seconds", f"{figures['seconds']:.1f}"))
+    rows.append(("peak memory", f"{figures['peak_memory_bytes'] / 1e6:,.0f} MB"))
+    for name, value in rows:
+        print(f"{name:36} {value}")
+
+
+if __name__ == "__main__":
+    run(main, Command)
