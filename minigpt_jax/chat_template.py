@@ -14,42 +14,57 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from minigpt_jax.errors import UserError
 
 
-def render_chat_template(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Any] | None,
-    *,
-    add_generation_prompt: bool,
-    special_tokens: Mapping[str, str],
-) -> str:
-    """The conversation as one string.
+class ChatTemplate:
+    """A compiled template.
 
     Args:
-        template: Jinja source.
-        messages: each with "role" and "content", optional "reasoning_content" and "tool_calls". A JSON string in
-            "tool_calls", or in "tools" of the first system message, is parsed first (the form of MiniMind's files).
-        tools: JSON descriptions of functions; the first system message's when None.
-        add_generation_prompt: end with the head of an assistant turn.
-        special_tokens: further variables, such as bos_token.
+        source: Jinja, with the filters and functions that transformers offers.
 
     Raises:
-        UserError: the template is not Jinja or refuses the conversation, or a JSON string in it is not JSON.
+        UserError: the source is not Jinja.
     """
-    parsed = [{key: _parsed(key, value) for key, value in message.items()} for message in messages]
-    if tools is None and parsed and parsed[0].get("role") == "system":
-        tools = parsed[0].get("tools")
-    # The options are those of transformers, for which chat templates are written.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    try:
-        return environment.from_string(template).render(
-            messages=parsed, tools=tools, add_generation_prompt=add_generation_prompt, **special_tokens
+
+    def __init__(self, source: str):
+        # The options are those of transformers, for which chat templates are written.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
-    except (jinja2.TemplateError, TypeError) as error:
-        raise UserError(f"the chat template cannot render this conversation: {error}") from error
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise UserError(f"the chat template is not Jinja: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        special_tokens: Mapping[str, str],
+    ) -> str:
+        """The conversation as one string.
+
+        Args:
+            messages: each with "role" and "content", optional "reasoning_content" and "tool_calls". A JSON string in
+                "tool_calls", or in "tools" of the first system message, is parsed first (the form of MiniMind's files).
+            tools: JSON descriptions of functions; the first system message's when None.
+            add_generation_prompt: end with the head of an assistant turn.
+            special_tokens: further variables, such as bos_token.
+
+        Raises:
+            UserError: the template refuses the conversation, or a JSON string in it is not JSON.
+        """
+        parsed = [{key: _parsed(key, value) for key, value in message.items()} for message in messages]
+        if tools is None and parsed and parsed[0].get("role") == "system":
+            tools = parsed[0].get("tools")
+        try:
+            return self._template.render(
+                messages=parsed, tools=tools, add_generation_prompt=add_generation_prompt, **special_tokens
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise UserError(f"the chat template cannot render this conversation: {error}") from error
 
 
 class _Generation(Extension):

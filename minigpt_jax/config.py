@@ -267,7 +267,10 @@ def from_json(kind: type[Config], fields: dict[str, Any], *, where: str) -> Conf
     unknown = sorted(set(fields) - set(known))
     _require(not unknown, f"{where}: unknown field {', '.join(unknown)}; known are {', '.join(known)}")
     values = {name: _checked(name, known[name].type, value, where=where) for name, value in fields.items()}
-    return kind(**values)
+    try:
+        return kind(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _checked(name: str, annotation: Any, value: Any, *, where: str) -> Any:

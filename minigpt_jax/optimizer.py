@@ -48,7 +48,8 @@ def make_schedule(config: TrainConfig, *, total_updates: int) -> Callable[[jax.A
     """`learning_rate_at` of minigpt_jax/schedule.py as a function of the update count that JAX can trace."""
 
     def rate(count: jax.Array) -> jax.Array:
-        return learning_rate_at(count, config, total_updates=total_updates, numpy=jnp)
+        # An int32 count would make the rate float32 in a float64 run as well.
+        return learning_rate_at(jnp.asarray(count, float), config, total_updates=total_updates, numpy=jnp)
 
     return rate
 
@@ -82,7 +83,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
         return ClipState(grad_norm=jnp.zeros((), _highest_dtype(parameters)))
 
     def update(updates: Tree, state: ClipState, parameters: Tree = None) -> tuple[Tree, ClipState]:
-        norm = optax.global_norm(updates)
+        norm = optax.tree.norm(updates)
         if max_norm > 0:
             scale = jnp.minimum(1, max_norm / (norm + 1e-6))
             updates = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates)

@@ -36,7 +36,7 @@ from minigpt_jax.byte_level import (
     text_encoder,
     token_bytes_of,
 )
-from minigpt_jax.chat_template import render_chat_template
+from minigpt_jax.chat_template import ChatTemplate
 from minigpt_jax.config import read_json_object
 from minigpt_jax.errors import UserError
 from minigpt_jax.tracking import replace_file
@@ -104,7 +104,7 @@ class Tokenizer:
         self._bytes |= {id: token.encode("utf-8") for token, id in self._added_ids.items()}
         self.vocab_size = max(self._bytes) + 1
         self._dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.int32
-        self._encoder = text_encoder(complete, where)
+        self._encoder = text_encoder(complete)
         for probe in round_trip_probes():
             if self.decode(self.encode(probe)) != probe:
                 raise UserError(f"{where} is not lossless: {probe[:20]!r} comes back changed; choose another tokenizer")
@@ -187,7 +187,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The conversation as the chat template writes it: see `render_chat_template`.
+        """The conversation as the chat template writes it: see `ChatTemplate.render`.
 
         It is for people, and for comparing with other systems. In the string markers cannot be told from what a user
         typed, so ids are never made from it.
@@ -195,13 +195,13 @@ class Tokenizer:
         Raises:
             UserError: the template cannot render the conversation.
         """
-        return render_chat_template(
-            self.chat_template,
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens=_SPECIAL_TOKENS_MAP,
+        return self._compiled_template.render(
+            messages, tools, add_generation_prompt=add_generation_prompt, special_tokens=_SPECIAL_TOKENS_MAP
         )
+
+    @cached_property
+    def _compiled_template(self) -> ChatTemplate:
+        return ChatTemplate(self.chat_template)
 
     def save(self, directory: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, each whole or not at all.

@@ -283,6 +283,14 @@ def test_a_running_build_is_not_cleaned_however_old(corpus, tmp_path):
     assert build_token_cache([corpus(text("a"))], Slow(), cache_root=tmp_path / "root").num_documents == 1
 
 
+def test_a_build_that_is_just_being_set_up_is_not_cleaned(corpus, tmp_path):
+    beginning = tmp_path / "root" / ".building-other"
+    beginning.mkdir(parents=True)
+    (beginning / "lock").touch()
+    build_token_cache([corpus(text("a"))], CharacterTokenizer(), cache_root=tmp_path / "root")
+    assert beginning.exists()
+
+
 def test_two_builds_of_the_same_cache_at_once_both_succeed(corpus, tmp_path):
     path, root = corpus(text("a")), tmp_path / "root"
 

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from minigpt_jax.config import TrainConfig, preset, to_json
 from minigpt_jax.errors import UserError
-from minigpt_jax.report import SHOWN_EVENTS, plot_losses, write_report
+from minigpt_jax.report import SHOWN_EVENTS, last_values, plot_losses, write_report
 from minigpt_jax.tracking import EventsLog, MetricsLog
 
 
@@ -164,6 +164,11 @@ def test_the_page_shows_configuration_model_and_last_metrics(run_dir):
         "tie_word_embeddings yes",
     ):
         assert part.replace(" ", "") in text.replace(" ", "")
+
+
+def test_the_last_value_of_a_metric_is_its_last_finite_one():
+    rows = [{"step": 1, "val_loss": 2.5}, {"step": 2, "loss": 3.0}, {"step": 3, "loss": None}]
+    assert list(last_values(rows).items()) == [("step", 3), ("loss", 3.0), ("val_loss", 2.5)]
 
 
 def test_what_the_model_wrote_is_shown_as_text_and_never_as_markup(run_dir):

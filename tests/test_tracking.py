@@ -139,6 +139,15 @@ def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_who_reads_a_file_while_it_is_replaced_sees_the_old_content_whole(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"old content")
+    with path.open("rb") as reader:
+        replace_file(path, b"new")
+        assert reader.read() == b"old content"
+    assert path.read_bytes() == b"new"
+
+
 # --- metrics.csv ---
 
 

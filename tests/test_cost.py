@@ -1,0 +1,48 @@
+"""Costs by formula against what XLA counts."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from minigpt_jax.config import ModelConfig, TrainConfig
+from minigpt_jax.cost import parameter_count, training_bytes, training_flops_per_token
+from minigpt_jax.initialization import initial_parameters
+from minigpt_jax.model import model_graph
+from minigpt_jax.train_step import BatchArrays, summed_loss
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_parameter_formula_counts_what_is_drawn(qk_norm, tied):
+    config = ModelConfig(
+        vocab_size=30, hidden_size=24, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10, intermediate_size=14,
+        qk_norm=qk_norm, tie_word_embeddings=tied,
+    )  # fmt: skip
+    drawn = initial_parameters(config, initializer="xavier", seed=0)
+    assert parameter_count(config) == sum(leaf.size for leaf in jax.tree.leaves(drawn))
+
+
+@pytest.mark.parametrize("time", [16, 256])
+def test_the_flops_formula_is_what_xla_counts_for_forward_and_backward(time):
+    config = ModelConfig(vocab_size=1000, hidden_size=256, num_layers=2, num_heads=4, num_kv_heads=2)
+    graph = model_graph(config, dtype=jnp.float32, kernel="reference")
+    parameters = initial_parameters(config, initializer="xavier", seed=0)
+    integers = jnp.zeros((2, time), jnp.int32)
+    batch = BatchArrays(integers, integers, jnp.ones((2, time)), integers, integers)
+    lowered = jax.jit(jax.grad(lambda tree: summed_loss(graph, tree, batch))).lower(parameters)
+    counted = lowered.cost_analysis()["flops"] / (2 * time)
+    # The reference kernel multiplies the masked half too: each position meets all `time` keys, and that is what the
+    # formula gives for a row of 2 * time - 1. Above it XLA counts norms, activations, softmax: a few operations for
+    # each element against 2 * 256 and more for each of a product.
+    assert 1 < counted / training_flops_per_token(config, time=2 * time - 1) < 1.06
+
+
+def test_the_memory_of_a_larger_batch_is_larger():
+    sizes = [
+        training_bytes(ModelConfig(), TrainConfig(dtype="float32", batch_size=batch_size)) for batch_size in (1, 2, 8)
+    ]
+    assert sizes == sorted(set(sizes))
+
+
+def test_the_memory_holds_at_least_parameters_gradients_accumulator_and_two_moments():
+    assert training_bytes(ModelConfig(), TrainConfig(batch_size=1)) > 5 * 4 * parameter_count(ModelConfig())
