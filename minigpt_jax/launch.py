@@ -18,11 +18,12 @@ from minigpt_jax.data.corpus import Corpus, load_corpus
 from minigpt_jax.defaults import default_warmup, model_config, resolve
 from minigpt_jax.errors import UserError
 from minigpt_jax.initialization import initial_parameters
+from minigpt_jax.progress import Progress
 from minigpt_jax.report import last_values, write_report
 from minigpt_jax.run_directory import RunDirectory, existing_run_directory, new_run_directory, resumed_config
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
 from minigpt_jax.tracking import EventsLog, MetricsLog, make_tracker, read_metrics, write_csv
-from minigpt_jax.trainer import Ending, Engine, Progress, Trainer
+from minigpt_jax.trainer import Ending, Engine, Trainer
 
 EngineFactory = Callable[..., Engine]
 """(ModelConfig, TrainConfig, *, total_updates, checkpoints) -> Engine."""

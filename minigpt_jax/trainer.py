@@ -7,7 +7,6 @@ The loop counts updates by what the engine reports, never by dividing micro-batc
 (its loss or gradient was not finite) does not count towards its update, and another takes its place.
 """
 
-import dataclasses
 import math
 import resource
 import signal
@@ -15,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
@@ -24,6 +23,7 @@ from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.console import RunConsole
 from minigpt_jax.cost import training_flops_per_token
 from minigpt_jax.data.batching import Batch, BatchSource, load_batches
+from minigpt_jax.progress import LogWindow, Progress
 from minigpt_jax.run_directory import RunDirectory
 from minigpt_jax.tracking import EventsLog, MetricsLog, Tracker
 
@@ -70,54 +70,6 @@ class Engine(Protocol):
     def matmul_flops(self) -> float: ...  # noqa: D102
     def is_out_of_memory(self, error: BaseException) -> bool: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
-
-
-# --- Where a run is ---
-
-
-@dataclass
-class LogWindow:
-    """Sums over the micro-batches since the last logged line."""
-
-    loss_sum: float = 0.0
-    supervised_tokens: int = 0
-    real_tokens: int = 0
-    positions: int = 0
-    timed_tokens: int = 0
-    """Real tokens whose time is in `seconds`; those of a compilation are not."""
-    seconds: float = 0.0
-
-
-@dataclass
-class Progress:
-    """Where a run is. Saved with every checkpoint as JSON and restored exactly."""
-
-    data: str
-    """Key of the training data; a resumed run needs the same."""
-    micro_batches: int = 0
-    """Micro-batches taken from the data: the position to resume at."""
-    accumulated: int = 0
-    """Micro-batches in the unfinished window."""
-    updates: int = 0
-    tokens: int = 0
-    supervised_tokens: int = 0
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
-    finished: bool = False
-    best_val_loss: float | None = None
-    wall_seconds: float = 0.0
-    grad_norm: float = 0.0
-    learning_rate: float = 0.0
-    window: LogWindow = field(default_factory=LogWindow)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields, for a checkpoint."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Progress":
-        """The progress that `to_json` gave."""
-        return cls(**{**fields, "window": LogWindow(**fields["window"])})
 
 
 Ending = Literal["finished", "interrupted", "not finite"]
@@ -288,23 +240,14 @@ class Trainer:
             self._save(val_loss)
 
     def _training_metrics(self) -> dict[str, float]:
-        window = self.progress.window
-        self.progress.window = LogWindow()
+        window, self.progress.window = self.progress.window, LogWindow()
         if window.supervised_tokens == 0:
             return {}
-        loss = window.loss_sum / window.supervised_tokens
-        metrics = {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700)),
-            "learning_rate": self.progress.learning_rate,
-            "grad_norm": self.progress.grad_norm,
-            "padding_fraction": 1 - window.real_tokens / window.positions,
-        }
-        if window.timed_tokens:
-            rate = window.timed_tokens / window.seconds
+        metrics = window.metrics()
+        metrics |= {"learning_rate": self.progress.learning_rate, "grad_norm": self.progress.grad_norm}
+        if "tokens_per_second" in metrics:
             flops = training_flops_per_token(self.model, time=self.train.max_seq_len)
-            metrics["tokens_per_second"] = rate
-            metrics["model_flops_utilization"] = rate * flops / self.matmul_flops
+            metrics["model_flops_utilization"] = metrics["tokens_per_second"] * flops / self.matmul_flops
         return metrics
 
     def _log(self, metrics: dict[str, float], *, validate: bool) -> float | None:

@@ -1,5 +1,7 @@
 """The update of a whole window against torch.optim.AdamW and torch's clipping."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,12 +34,17 @@ def test_clipping_is_that_of_torch(scale, float64, bound, relative_error):
     assert max(*errors, relative_error(state.grad_norm, norm)) <= bound.update
 
 
+@cache
+def compiled_update(config, total_updates):
+    return jax.jit(make_optimizer(config, total_updates=total_updates).update)
+
+
 def our_run(config, start, windows, total_updates):
     """Parameters and moments after the windows, each a pair (summed gradients, tokens)."""
     optimizer = make_optimizer(config, total_updates=total_updates)
     tree = augmented(jax.tree.map(jnp.asarray, start))
     state = optimizer.init(tree)
-    update = jax.jit(optimizer.update)
+    update = compiled_update(config, total_updates)
     for sums, tokens in windows:
         updates, state = update(augmented(sums, tokens), state, tree)
         tree = augmented(optax.apply_updates(tree["parameters"], updates["parameters"]))

@@ -24,7 +24,7 @@ TIMES = {"tokens_per_second", "model_flops_utilization", "wall_seconds", "device
 def write_documents(path: Path, count: int = 60) -> Path:
     """`count` documents of unlike length."""
     generator = np.random.default_rng(7)
-    words = "the cat sat on a mat and saw the big dog run past an old red house by the river".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "big", "dogs", "run", "past", "old", "red", "houses"]
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             text = f"{number}: " + " ".join(generator.choice(words, generator.integers(3, 40)))
@@ -90,12 +90,12 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def poisoned(is_bad: Callable[[int], bool]) -> Callable[..., JaxEngine]:
-    """An engine whose loss is NaN for the micro-batches whose number `is_bad`."""
+    """An engine whose loss overflows for the micro-batches whose number `is_bad`."""
 
     class Poisoned(JaxEngine):
         def train_step(self, batch: Batch) -> Any:
             if is_bad(batch.index):
-                batch = replace(batch, loss_weights=batch.loss_weights * np.float32(np.nan))
+                batch = replace(batch, loss_weights=batch.loss_weights * np.float32(1e36))
             return super().train_step(batch)
 
     return Poisoned

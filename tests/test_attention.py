@@ -4,6 +4,7 @@ B batch  T time  N query heads  K kv heads  H head size
 """
 
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +114,7 @@ def test_a_packed_document_attends_as_if_it_were_alone(kernel, float64):
             *(array[:, start:end] for array in (query, key, value)),
             segment_ids=np.zeros((1, end - start), np.int32),
         )
-        for start, end in zip(borders, borders[1:], strict=False)
+        for start, end in pairwise(borders)
     ]
     np.testing.assert_allclose(packed, np.concatenate(alone, axis=1), rtol=0, atol=1e-12)
 
@@ -134,9 +135,11 @@ def test_bfloat16_scores_are_added_up_in_float32(kernel):
     assert float(output[0, 1, 0, 0]) == pytest.approx(1 / (1 + np.exp(-1)), abs=2**-8)
 
 
-def test_bfloat16_gives_bfloat16_back():
-    arrays = [jnp.asarray(array, jnp.bfloat16) for array in inputs(5)[:3]]
-    assert attention(*arrays, segment_ids=np.zeros((2, 5), np.int32), kernel="blocked").dtype == jnp.bfloat16
+@pytest.mark.parametrize("kernel", ["reference", "blocked"])
+def test_bfloat16_gives_bfloat16_back(kernel):
+    *arrays, segment_ids = inputs(5)
+    low = [jax.ShapeDtypeStruct(array.shape, jnp.bfloat16) for array in arrays]
+    assert jax.eval_shape(partial(attention, segment_ids=segment_ids, kernel=kernel), *low).dtype == jnp.bfloat16
 
 
 # --- Platforms ---

@@ -372,6 +372,11 @@ def test_an_evaluation_reads_every_prediction_once_in_a_fixed_order():
     assert all(map(same, batches, evaluation_batches(cache, documents, batch_size=3, max_seq_len=16)))
 
 
+def test_an_evaluation_does_not_shuffle():
+    batches = evaluation_batches(CountingCache([17] * 9), np.arange(9), batch_size=2, max_seq_len=16)
+    assert [batch.documents for batch in batches] == [(0, 1), (2, 3), (4, 5), (6, 7), (8,)]
+
+
 def test_mapped_pages_are_released_while_a_run_goes_on():
     source = source_of([17] * 40, num_epochs=None, num_batches=100)
     list(source)

@@ -3,6 +3,8 @@
 B batch
 """
 
+from functools import cache
+
 import jax.numpy as jnp
 import numpy as np
 import numpy_transformer
@@ -28,6 +30,7 @@ def parameters():
     return drawn
 
 
+@cache
 def decoder(*, stop_id=NEVER, max_new_tokens=7):
     graph = model_graph(CONFIG, dtype=jnp.float32, kernel="blocked")
     return make_greedy_decoder(graph, max_new_tokens=max_new_tokens, stop_id=stop_id)

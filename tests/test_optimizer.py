@@ -1,5 +1,7 @@
 """Clipping, decay, Muon. That AdamW is torch's is in parity_tests/test_optimizer_against_torch.py."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.optimizer import augmented, clip_by_global_norm, decay_mask, make_optimizer
 
 MODEL = ModelConfig(
-    vocab_size=12, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=16, qk_norm=True,
+    vocab_size=12, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=16, qk_norm=True,
     tie_word_embeddings=False,
 )  # fmt: skip
 
@@ -88,12 +90,13 @@ def test_decay_is_the_rate_times_the_weight_whatever_the_gradient(float64):
 # --- Muon ---
 
 
+@cache
 def muon_and_adamw():
     config = {"learning_rate": 0.01, "warmup_steps": 0, "grad_clip": 0.0, "weight_decay": 0.1}
     rng = np.random.default_rng(0)
     parameters = drawn()
     gradients = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), jnp.float32), parameters)
-    return (
+    return tuple(
         names(first_update(TrainConfig(optimizer=optimizer, **config), parameters, gradients))
         for optimizer in ("muon", "adamw")
     )

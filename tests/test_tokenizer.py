@@ -337,7 +337,8 @@ def witness(tmp_path_factory):
 
 
 def test_transformers_gives_the_same_ids_and_text(witness):
-    @given(any_text)
+    # It takes a marker in the text for the marker itself; all other text must agree.
+    @given(any_text.filter(lambda text: not any(token in text for token in ADDED_TOKENS)))
     def check(text):
         ids = SHIPPED.encode(text)
         assert witness.encode(text, add_special_tokens=False) == ids
@@ -449,23 +450,27 @@ def without_byte(definition: dict[str, Any]) -> dict[str, Any]:
     return definition
 
 
-WRONG_FILES = {
-    "is not JSON": "{",
-    "must hold one JSON object": "[]",
-    "is not a tokenizer": '{"a": 1}',
-    "is not byte-level BPE": tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str(),
-    r"has no added token <\|im_start\|>, <\|im_end\|>": json.dumps(outside_definition(added=("<|endoftext|>",))),
-    "is not lossless: 'é e": json.dumps(outside_definition(normalizer=normalizers.NFC())),
-    "is not lossless: ' a'": json.dumps(outside_definition(normalizer=normalizers.Strip())),
-    "is not lossless: 'Ａ": json.dumps(outside_definition(normalizer=normalizers.Lowercase())),
-    "is not lossless": json.dumps(without_byte(outside_definition())),
-}
+WRONG_FILES = [
+    ("is not JSON", "{"),
+    ("must hold one JSON object", "[]"),
+    ("is not a tokenizer", '{"a": 1}'),
+    ("is not byte-level BPE", tokenizers.Tokenizer(models.BPE()).to_str()),
+    (
+        "is not byte-level BPE",
+        json.dumps(outside_definition() | {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}),
+    ),
+    (r"has no added token <\|im_start\|>, <\|im_end\|>", json.dumps(outside_definition(added=("<|endoftext|>",)))),
+    ("is not lossless: 'é e", json.dumps(outside_definition(normalizer=normalizers.NFC()))),
+    ("is not lossless: ' a'", json.dumps(outside_definition(normalizer=normalizers.Strip()))),
+    ("is not lossless: 'Ａ", json.dumps(outside_definition(normalizer=normalizers.Lowercase()))),
+    ("is not lossless", json.dumps(without_byte(outside_definition()))),
+]
 
 
-@pytest.mark.parametrize("said", WRONG_FILES)
-def test_a_file_that_cannot_serve_is_refused_in_one_line(tmp_path, said):
+@pytest.mark.parametrize(("said", "content"), WRONG_FILES)
+def test_a_file_that_cannot_serve_is_refused_in_one_line(tmp_path, said, content):
     path = tmp_path / "tokenizer.json"
-    path.write_text(WRONG_FILES[said], encoding="utf-8")
+    path.write_text(content, encoding="utf-8")
 
     with pytest.raises(UserError, match=said) as caught:
         load_tokenizer(path)

@@ -62,7 +62,9 @@ def test_a_config_file_sets_options_and_the_command_line_overrides_it(tmp_path, 
 
 def test_names_that_minimind_uses_are_understood(tmp_path, environment):
     write_documents(tmp_path / "data.jsonl")
-    arguments = "--model tiny --hidden_size 32 --num_hidden_layers 2 --batch_size 2 --max_seq_len 32 --out run --steps 1"
+    arguments = (
+        "--model tiny --hidden_size 32 --num_hidden_layers 2 --batch_size 2 --max_seq_len 32 --out run --steps 1"
+    )
     result = run([*arguments.split(), "--data_path", "data.jsonl"], cwd=tmp_path, environment=environment)
     assert result.returncode == 0, result.stderr
 

@@ -74,6 +74,8 @@ def check_conversations(
                 text_bytes += _content_bytes(record.value)
             if on_progress and read.records % 1000 == 0:
                 on_progress(read.source_bytes, total)
+    if on_progress:
+        on_progress(total, total)
     return {
         "records": read.records,
         "duplicates": read.records - documents,

@@ -1,7 +1,8 @@
 """The sample corpus: stories, facts, questions and sums in Chinese and English, generated from a seed.
 
 Pretraining text, conversations and preference pairs speak of one small world (sample_world.py), tell its stories
-(sample_stories.py) and ask the same kinds of questions (sample_questions.py), so that a model of 1.6M parameters shows within minutes whether it has learnt.
+(sample_stories.py) and ask the same kinds of questions (sample_questions.py), so that a model of 1.6M parameters shows
+within minutes whether it has learnt.
 
 What is held out is decided by the thing itself, never by the seed: a checksum of a question's key (the two numbers of
 a sum, a fact with its phrasing, a person with an object and its place) says whether it is a test question, and no
@@ -30,7 +31,7 @@ from minigpt_jax.data.sample_questions import (
     heldout_questions,
     is_heldout,
     question_and_answer,
-)  # fmt: skip
+)
 from minigpt_jax.data.sample_stories import cast_story, tell_story
 from minigpt_jax.data.sample_world import LANGUAGES, Language, Templates, facts, fill, join, subject_slots, value_of
 

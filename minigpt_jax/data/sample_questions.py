@@ -30,7 +30,7 @@ from minigpt_jax.data.sample_world import (
     sentence,
     subject_slots,
     value_of,
-)  # fmt: skip
+)
 from minigpt_jax.errors import UserError
 
 _HELDOUT_ONE_IN = 8
@@ -123,8 +123,7 @@ ASKS: dict[str, Templates] = {
     },
     "translate": {
         "en": ('How do you say "{x}" in Chinese?', "What is the Chinese word for {x}?",
-               'What does "{x}" mean in Chinese?',
-               'Please put "{x}" into Chinese.'),
+               'What does "{x}" mean in Chinese?', 'Please put "{x}" into Chinese.'),
         "zh": ("“{x}”用英语怎么说？", "“{x}”的英文是什么？", "{x}在英语里叫什么？", "请把“{x}”翻译成英语。"),
     },
 }

@@ -1,9 +1,8 @@
 """The small world of the sample corpus: its people, lands and words, and the sentences that speak of them.
 
-Everything here is data in two languages. In a table of things the first Chinese character is the measure word:
+Almost everything here is data in two languages. In a table of things the first Chinese character is the measure word:
 "kite": "只风筝" reads "a kite" and "一只风筝". In a template, {s} and {v} stand for the subject and the value of a
 fact; English has {S} at the start of a sentence and {poss}, {Poss} for the possessive, so that a pronoun can stand in.
-
 """
 
 import functools

@@ -1,0 +1,69 @@
+"""Where a run is: what the loop counts, saved with every checkpoint as JSON and restored exactly.
+
+Framework-free.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+LARGEST_EXPONENT = 700
+"""exp of more is not a finite float64."""
+
+
+@dataclass
+class LogWindow:
+    """Sums over the micro-batches since the last logged line."""
+
+    loss_sum: float = 0.0
+    supervised_tokens: int = 0
+    real_tokens: int = 0
+    positions: int = 0
+    timed_tokens: int = 0
+    """Real tokens whose time is in `seconds`; those of a compilation are not."""
+    seconds: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Loss, perplexity, padding and, where a time was taken, the rate; there is at least one supervised token."""
+        loss = self.loss_sum / self.supervised_tokens
+        metrics = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, LARGEST_EXPONENT)),
+            "padding_fraction": 1 - self.real_tokens / self.positions,
+        }
+        if self.timed_tokens:
+            metrics["tokens_per_second"] = self.timed_tokens / self.seconds
+        return metrics
+
+
+@dataclass
+class Progress:
+    """Where a run is. Saved with every checkpoint as JSON and restored exactly."""
+
+    data: str
+    """Key of the training data; a resumed run needs the same."""
+    micro_batches: int = 0
+    """Micro-batches taken from the data: the position to resume at."""
+    accumulated: int = 0
+    """Micro-batches in the unfinished window."""
+    updates: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    finished: bool = False
+    best_val_loss: float | None = None
+    wall_seconds: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    window: LogWindow = field(default_factory=LogWindow)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, for a checkpoint."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Progress":
+        """The progress that `to_json` gave."""
+        return cls(**{**fields, "window": LogWindow(**fields["window"])})
