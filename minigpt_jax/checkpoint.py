@@ -83,15 +83,17 @@ class CheckpointStore:
         with _writing_errors(self._checkpointer.directory):
             self._checkpointer.wait()
 
-    def load(self, step: int, name: str, abstract: Tree) -> Tree:
+    def load(self, step: int, name: str, abstract: Tree | None) -> Tree:
         """The tree called `name` of checkpoint `step`, in the shapes, dtypes and placement of `abstract`.
+
+        Without `abstract` the tree comes as it was saved, its tuples and numbered keys as plain dicts.
 
         Raises:
             UserError: the checkpoint does not hold such a tree.
         """
         path = f"{self._checkpointer.directory}/{step}"
         try:
-            return self._checkpointer.load_pytree(step, abstract, checkpointable_name=name)
+            return self._checkpointer.load(step, abstract, checkpointable_name=name)
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"checkpoint {path} does not fit this model: {_first_cause(error)}") from error
 

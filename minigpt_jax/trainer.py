@@ -119,6 +119,7 @@ class Trainer:
         self._unread: deque[tuple[Batch, Any]] = deque()
         self._clock = time.perf_counter()
         self._compiled = False
+        self._done_for = progress.updates  # the last step whose log, validation and checkpoint were seen to
 
     def run(self) -> Ending:
         """Train to the end. The last state is saved and the best checkpoint linked, however the run ends."""
@@ -214,11 +215,13 @@ class Trainer:
     def _at_end_of_update(self) -> None:
         ahead = self.progress.accumulated + len(self._unread)
         expected = self.progress.updates + ahead // self.train.accumulation_steps
-        if ahead % self.train.accumulation_steps != 0 or not self._something_is_due(expected):
+        unfinished = ahead % self.train.accumulation_steps != 0
+        if unfinished or expected == self._done_for or not self._something_is_due(expected):
             return
         self._read_all()
         # After a skip the update is not finished yet; it will be due again.
         if self.progress.updates == expected and self.progress.accumulated == 0:
+            self._done_for = expected
             self._do_what_is_due(expected)
 
     def _something_is_due(self, step: int) -> bool:
@@ -308,6 +311,7 @@ class Trainer:
             return False
         bad_until, skipped = self.progress.micro_batches, self.progress.skipped_steps
         self.progress = Progress.from_json(self.engine.restore(steps[-1]))
+        self._done_for = self.progress.updates
         # The data goes on behind what could not be learned from.
         self.progress.micro_batches, self.progress.skipped_steps = bad_until, skipped
         self.progress.skipped_in_a_row = 0

@@ -1,8 +1,9 @@
-"""Runs small enough for a test: a two-block model of width 32 on a few short documents."""
+"""Runs small enough for a test: a one-block model of width 32 on a few short documents."""
 
 import hashlib
 import json
 import signal
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from minigpt_jax.checkpoint import CheckpointStore
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.data.batching import Batch
 from minigpt_jax.engine import JaxEngine
@@ -40,7 +42,7 @@ def small_config(directory: Path, **changes: Any) -> TrainConfig:
     fields: dict[str, Any] = {
         "model": "tiny",
         "hidden_size": 32,
-        "num_layers": 2,
+        "num_layers": 1,
         "data": (str(data),),
         "out": str(directory / "run"),
         "batch_size": 2,
@@ -64,17 +66,23 @@ def train(config: TrainConfig, make_engine: Callable[..., Any] = JaxEngine) -> R
 
 def state_digest(run: Path, step: int) -> str:
     """SHA-256 of every array of checkpoint `step`, names and dtypes included."""
-    from orbax.checkpoint import v1 as ocp
-
     digest = hashlib.sha256()
-    trees = ocp.load_checkpointables((run / "checkpoints" / str(step)).absolute())
-    for name in ("parameters", "optimizer"):
-        leaves = jax.tree_util.tree_leaves_with_path(trees[name])
+    for name, tree in saved_trees(run, step).items():
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
         for path, leaf in sorted(leaves, key=lambda item: jax.tree_util.keystr(item[0])):
             array = np.asarray(leaf)
             digest.update(f"{name}{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
             digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def saved_trees(run: Path, step: int) -> dict[str, Any]:
+    """Everything that checkpoint `step` holds."""
+    store = CheckpointStore(run / "checkpoints", keep=100)
+    with warnings.catch_warnings(action="ignore"):  # orbax would rather be told the placement
+        trees = {name: store.load(step, name, None) for name in ("parameters", "optimizer")}
+    store.close()
+    return trees
 
 
 def timeless_metrics(run: Path) -> list[dict[str, Any]]:

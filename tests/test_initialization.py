@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from minigpt_jax.config import ModelConfig
-from minigpt_jax.initialization import EMBEDDING_STD, initial_parameters
+from minigpt_jax.initialization import EMBEDDING_STD, RESIDUAL_SCALE, initial_parameters
 from minigpt_jax.model import Transformer
 
 CONFIG = ModelConfig(vocab_size=400, hidden_size=96, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=160)
@@ -30,8 +30,8 @@ def test_the_drawn_tree_is_the_tree_of_the_model(qk_norm, tied):
     [
         (("self_attn", "q_proj"), 96**-0.5),
         (("mlp", "up_proj"), 96**-0.5),
-        (("self_attn", "o_proj"), 96**-0.5 / 2),
-        (("mlp", "down_proj"), 160**-0.5 / 2),
+        (("self_attn", "o_proj"), 96**-0.5 * RESIDUAL_SCALE / 2),
+        (("mlp", "down_proj"), 160**-0.5 * RESIDUAL_SCALE / 2),
     ],
 )
 def test_scaled_normal_divides_the_matrices_that_write_to_the_residual_stream(matrix, std):

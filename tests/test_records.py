@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigpt_jax.data.records import ReadReport, expand_paths, iter_texts, read_records
@@ -137,6 +137,7 @@ def test_records_before_a_bad_line_are_delivered_before_it_is_read(tmp_path):
         next(records)
 
 
+@settings(max_examples=50)
 @given(st.binary(max_size=40) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(as_line))
 def test_whatever_stands_in_a_line_is_a_record_or_a_user_error(line):
     with tempfile.TemporaryDirectory() as directory:

@@ -27,7 +27,7 @@ def run(arguments, *, cwd, environment):
 
 
 SMALL = [
-    "--model", "tiny", "--hidden-size", "32", "--num-layers", "2", "--batch-size", "2", "--max-seq-len", "32",
+    "--model", "tiny", "--hidden-size", "32", "--num-layers", "1", "--batch-size", "2", "--max-seq-len", "32",
     "--data", "data.jsonl", "--out", "run",
 ]  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_a_config_file_sets_options_and_the_command_line_overrides_it(tmp_path, 
 def test_names_that_minimind_uses_are_understood(tmp_path, environment):
     write_documents(tmp_path / "data.jsonl")
     arguments = (
-        "--model tiny --hidden_size 32 --num_hidden_layers 2 --batch_size 2 --max_seq_len 32 --out run --steps 1"
+        "--model tiny --hidden_size 32 --num_hidden_layers 1 --batch_size 2 --max_seq_len 32 --out run --steps 1"
     )
     result = run([*arguments.split(), "--data_path", "data.jsonl"], cwd=tmp_path, environment=environment)
     assert result.returncode == 0, result.stderr

@@ -78,7 +78,10 @@ def build_token_cache(
     directory = cache_root / _key(sources, tokenizer, skip_bad_lines=skip_bad_lines)
     if not directory.exists():
         _build(sources, tokenizer, directory, skip_bad_lines=skip_bad_lines, on_progress=on_progress)
-    return open_token_cache(directory)
+    cache = open_token_cache(directory)
+    # The same content may lie elsewhere than when the cache was made: name the files that were given now.
+    cache.sources = [str(source.path) for source in sources]
+    return cache
 
 
 def write_token_cache(

@@ -77,6 +77,7 @@ class TokenCache:
         tokenizer_sha256: identity of the tokenizer that made the ids.
         vocab_size: of that tokenizer; every id is below it.
         report: what became of the source lines.
+        sources: the files that its documents were read from.
     """
 
     def __init__(self, directory: Path, meta: dict[str, Any]):
@@ -85,7 +86,7 @@ class TokenCache:
         self.tokenizer_sha256: str = meta["tokenizer_sha256"]
         self.vocab_size: int = meta["vocab_size"]
         self.report = CacheReport(**meta["report"])
-        self._sources: list[str] = meta["sources"]
+        self.sources: list[str] = meta["sources"]
         self._map, self.tokens = _map(directory / TOKENS, np.dtype(meta["dtype"]), self.report.tokens)
         _, self._entries = _map(directory / DOCUMENTS, ENTRY, self.report.documents)
 
@@ -122,7 +123,7 @@ class TokenCache:
     def record_id(self, document: int) -> str:
         """Where the document was read, as FILE:LINE."""
         entry = self._entries[document]
-        return f"{self._sources[entry['source']]}:{entry['line']}"
+        return f"{self.sources[entry['source']]}:{entry['line']}"
 
     def require_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer other than the one that made the ids.

@@ -108,4 +108,4 @@ def load_corpus(
         documents = validation_documents[:VALIDATION_DOCUMENTS]
         validation = evaluation_batches(held_out, documents, batch_size=rows, max_seq_len=time)
     prompts = tuple(question.prompt for question in sample.heldout_questions(count=6)) if files is not None else ()
-    return Corpus(source, validation, training.directory.name, prompts)
+    return Corpus(source, validation, training.key, prompts)

@@ -9,6 +9,7 @@ import random
 from minigpt_jax.data import sample_world as world
 from minigpt_jax.data.sample_world import (
     Language,
+    Table,
     Templates,
     Word,
     capitalised,
@@ -19,6 +20,13 @@ from minigpt_jax.data.sample_world import (
     say,
 )
 
+# fmt: off
+_SMALL_ANIMALS: Table = {
+    "fox": "只狐狸", "frog": "只青蛙", "rabbit": "只兔子",
+    "turtle": "只乌龟", "hamster": "只仓鼠", "hedgehog": "只刺猬",
+}
+_LARGE_ANIMALS: Table = {"bear": "头熊", "lion": "头狮子", "tiger": "只老虎", "elephant": "头大象", "panda": "只熊猫"}
+# fmt: on
 STORIES: Templates = {
     "en": (
         """{time}, {name} could not find {his} {thing}. | {time} in {town}, {name} saw that {his} {thing} was gone.
@@ -197,7 +205,9 @@ def cast_story(rng: random.Random) -> dict[str, object]:
     # Of the other gender, so that every pronoun is clear, and from another town.
     friend = rng.choice([p for p in world.PEOPLE if p.pronoun != hero.pronoun and p.home != hero.home])
     (thing,), (colour,) = draw_nouns(rng, world.THINGS, 1), draw_words(rng, world.COLOURS, 1)
-    (pet,), (animal, animal2) = draw_nouns(rng, world.PETS, 1), draw_nouns(rng, world.WILD_ANIMALS, 2)
+    (pet,), (animal,), (animal2,) = (
+        draw_nouns(rng, table, 1) for table in (world.PETS, _SMALL_ANIMALS, _LARGE_ANIMALS)
+    )
     slots: dict[str, object] = {
         "name": hero,
         "friend": friend,

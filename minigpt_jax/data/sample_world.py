@@ -29,7 +29,7 @@ THINGS: Table = {
     "kite": "只风筝", "hat": "顶帽子", "key": "把钥匙", "book": "本书", "cup": "个杯子", "ball": "个皮球",
     "umbrella": "把雨伞", "lamp": "盏台灯", "map": "张地图", "ring": "枚戒指", "coat": "件外套", "bell": "个铃铛",
     "doll": "个娃娃", "pen": "支钢笔", "clock": "个闹钟", "bag": "个书包", "scarf": "条围巾", "spoon": "把勺子",
-    "letter": "封信", "shell": "枚贝壳", "feather": "根羽毛", "whistle": "个哨子", "puppet": "个木偶",
+    "kettle": "把水壶", "shell": "枚贝壳", "feather": "根羽毛", "whistle": "个哨子", "puppet": "个木偶",
     "brush": "把刷子",
 }
 PLACES: Table = {
@@ -50,7 +50,7 @@ WILD_ANIMALS: Table = {
 }
 FRUITS: Table = {
     "apple": "个苹果", "pear": "个梨", "peach": "个桃子", "banana": "根香蕉", "lemon": "个柠檬",
-    "plum": "个李子", "watermelon": "个西瓜", "mango": "个芒果", "cherry": "颗樱桃", "fig": "颗无花果",
+    "plum": "个李子", "apricot": "个杏子", "mango": "个芒果", "cherry": "颗樱桃", "fig": "颗无花果",
 }
 VEGETABLES: Table = {
     "carrot": "根胡萝卜", "potato": "个土豆", "onion": "个洋葱", "cabbage": "棵白菜",
@@ -340,7 +340,18 @@ def say(value: object, language: Language) -> str:
 
 def fill(template: str, slots: dict[str, object], language: Language) -> str:
     """`template` with each slot said in `language`."""
-    return template.format_map({name: say(value, language) for name, value in slots.items()})
+    return template.format_map(_Spoken(slots, language))
+
+
+class _Spoken:
+    """Slots as a mapping to text, said only when a template uses them."""
+
+    def __init__(self, slots: dict[str, object], language: Language):
+        self.slots = slots
+        self.language = language
+
+    def __getitem__(self, name: str) -> str:
+        return say(self.slots[name], self.language)
 
 
 def sentence(text: str, language: Language) -> str:
