@@ -30,7 +30,7 @@ def initial_parameters(
     """Draw every parameter of the model. Norm weights are 1.
 
     `scaled_normal`: kernels from N(0, 1 / fan_in); the two that write to the residual stream (o_proj, down_proj)
-    are multiplied by RESIDUAL_SCALE / sqrt(2 * num_layers) (the root after Radford et al., 2019). `xavier`: kernels from
+    are multiplied by RESIDUAL_SCALE / sqrt(2 * num_layers) (the root: Radford et al., 2019). `xavier`: kernels from
     U(-a, a), a = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010). The embedding is N(0, EMBEDDING_STD^2)
     under both. Each tensor has a stream of its own, from the seed and its name.
 

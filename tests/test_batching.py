@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minigpt_jax.data.batching import BatchSource, evaluation_batches, load_batches
 from minigpt_jax.data.cache import build_token_cache
-from minigpt_jax.data.packing import best_fit_decreasing, cut_documents
+from minigpt_jax.data.packing import best_fit_decreasing, count_pieces, cut_documents, real_fraction
 from minigpt_jax.errors import UserError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -144,6 +144,19 @@ def test_a_long_document_continues_in_other_rows_and_only_its_last_piece_has_the
     assert pieces.document.tolist() == [0, 0, 0, 3]
     assert pieces.start.tolist() == [0, 16, 32, 0]
     assert pieces.length.tolist() == [16, 16, 5, 16]
+
+
+@given(lengths=LENGTHS, max_seq_len=st.integers(2, 40), batching=st.sampled_from(BATCHINGS))
+def test_the_real_fraction_can_be_told_from_counts_of_lengths_alone(lengths, max_seq_len, batching):
+    cut = cut_documents(np.array(lengths), max_seq_len)
+    counts = count_pieces(np.array(lengths), max_seq_len)
+    assert counts.tolist() == np.bincount(cut.length, minlength=max_seq_len + 1).tolist()
+    one_row_batches = source_of(lengths, batching=batching, max_seq_len=max_seq_len, batch_size=1)
+    if batching != "bucketed":
+        assert real_fraction(counts, batching) == one_row_batches.real_fraction
+    else:
+        # A narrow batch may have rows left empty; that is all that the counts do not tell.
+        assert real_fraction(counts, batching) >= one_row_batches.real_fraction
 
 
 def test_only_the_named_documents_are_used():

@@ -260,7 +260,8 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 
 def test_too_little_memory_is_one_sentence_with_advice(tmp_path):
     error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-    with pytest.raises(UserError, match=r"out of memory with 2 rows .*last checkpoint is step [24].*halve --batch-size"):
+    advice = r"out of memory with 2 rows .*last checkpoint is step [24].*halve --batch-size"
+    with pytest.raises(UserError, match=advice):
         train(small_config(tmp_path), failing(error, after=4))
 
 

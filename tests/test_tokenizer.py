@@ -280,10 +280,11 @@ def test_json_strings_render_as_the_lists_they_hold():
     assert SHIPPED.render_chat(strings) == as_lists
 
 
-def test_null_content_beside_calls_and_an_empty_system_message_add_nothing():
+@pytest.mark.parametrize("tools", ["[]", "", None])
+def test_null_content_beside_calls_and_an_empty_system_message_add_nothing(tools):
     rendered = SHIPPED.render_chat(
         [
-            {"role": "system", "content": "", "tools": "[]"},
+            {"role": "system", "content": "", "tools": tools},
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
         ]
@@ -521,6 +522,10 @@ def test_a_trained_tokenizer_has_exactly_the_entries_asked_for():
     assert tokenizer.vocab_size == 310
     assert [tokenizer.special_id(token) for token in ADDED_TOKENS] == list(range(36))
     assert len(tokenizer.encode(SMALL_TEXT[0])) < len(SMALL_TEXT[0])
+
+
+def test_training_makes_markers_special_and_tags_not():
+    assert small_tokenizer().decode(range(36), skip_special_tokens=True) == "".join(TAGS)
 
 
 def test_a_pair_rarer_than_the_minimum_is_not_merged():

@@ -32,7 +32,7 @@ from minigpt_jax.data.packing import (
 from minigpt_jax.errors import UserError
 
 _LAYOUTS = {"packed": packed_layout, "bucketed": bucketed_layout, "padded": padded_layout}
-_BATCHES_BETWEEN_RELEASES = 32
+_BATCHES_BETWEEN_RELEASES = 8
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class BatchSource:
         return self._assemble(pieces, np.diff(row_starts), shape, index=index, epoch=epoch)
 
     def _assemble(
-        self, pieces: IntArray, row_sizes: IntArray, shape: tuple[int, int], *, index: int, epoch: int
+        self, pieces: NDArray[np.int32], row_sizes: IntArray, shape: tuple[int, int], *, index: int, epoch: int
     ) -> Batch:
         length = self._pieces.length[pieces].astype(np.int64)
         document = self._documents[self._pieces.document[pieces]]

@@ -20,7 +20,7 @@ class SeenTexts:
     def __init__(self, path: str | Path = ""):
         self._database = sqlite3.connect(path, isolation_level=None)
         # Nothing here outlives the build, so it needs no journal and no waiting for the disk.
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", "cache_size=-65536"):
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", "cache_size=-16384"):
             self._database.execute(f"PRAGMA {pragma}")
         self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
         self._database.execute("BEGIN")

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt_jax.config import Batching
+
 IntArray = NDArray[np.int64]
 
 BUCKET_FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
@@ -46,13 +48,45 @@ class Pieces:
 
 def cut_documents(num_tokens: NDArray[np.integer], max_seq_len: int) -> Pieces:
     """The pieces of documents of `num_tokens` tokens each; a document of one token or none has no piece."""
-    predictions = np.maximum(num_tokens.astype(np.int64) - 1, 0)
+    predictions = np.maximum(num_tokens.astype(np.int32) - 1, 0)
     pieces_per_document = -(-predictions // max_seq_len)
-    document = np.repeat(np.arange(len(num_tokens)), pieces_per_document)
-    first_piece = np.cumsum(pieces_per_document) - pieces_per_document
-    start = (np.arange(len(document)) - first_piece[document]) * max_seq_len
-    length = np.minimum(predictions[document] - start, max_seq_len)
-    return Pieces(document.astype(np.int32), start.astype(np.int32), length.astype(np.int32))
+    document = np.repeat(np.arange(len(num_tokens), dtype=np.int32), pieces_per_document)
+    first_piece = (np.cumsum(pieces_per_document) - pieces_per_document).astype(np.int32)
+    start = np.arange(len(document), dtype=np.int32)
+    start -= first_piece[document]
+    start *= np.int32(max_seq_len)
+    length = predictions[document] - start
+    np.minimum(length, max_seq_len, out=length)
+    return Pieces(document, start, length)
+
+
+def count_pieces(num_tokens: NDArray[np.integer], max_seq_len: int) -> IntArray:
+    """[T+1] how many pieces of each length `cut_documents` makes, in memory that does not grow with the documents."""
+    counts = np.zeros(max_seq_len + 1, np.int64)
+    for begin in range(0, len(num_tokens), 1 << 16):
+        predictions = np.maximum(num_tokens[begin : begin + (1 << 16)].astype(np.int64) - 1, 0)
+        counts += np.bincount(predictions % max_seq_len, minlength=max_seq_len + 1)
+        counts[max_seq_len] += (predictions // max_seq_len).sum()
+    counts[0] = 0
+    return counts
+
+
+def real_fraction(counts: IntArray, batching: Batching) -> float:
+    """Part of the positions that is not padding when pieces are laid out in batches of one full-width row each.
+
+    Args:
+        counts: as `count_pieces` gives them.
+        batching: how the pieces would be laid out.
+    """
+    lengths = np.arange(len(counts))
+    if batching == "packed":
+        positions = lengths[-1] * sum(rows for rows, _ in best_fit_decreasing(counts.tolist()))
+    elif batching == "padded":
+        positions = lengths[-1] * counts.sum()
+    else:
+        widths = bucket_widths(len(counts) - 1)
+        positions = (counts * widths[np.searchsorted(widths, lengths)]).sum()
+    return float((counts * lengths).sum() / positions)
 
 
 # --- Layout: what does not change from epoch to epoch ---
@@ -100,7 +134,7 @@ def packed_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size: i
 
 def bucketed_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size: int) -> Layout:
     """One piece a row, in the narrowest width that holds it; narrower batches have more rows, B*T positions at most."""
-    widths = np.unique([min(max_seq_len, 8 * -int(-max_seq_len * part // 8)) for part in BUCKET_FRACTIONS])
+    widths = bucket_widths(max_seq_len)
     bucket = np.searchsorted(widths, lengths)
     counts = np.bincount(bucket, minlength=len(widths))
     used = [(int(width), int(count)) for width, count in zip(widths, counts, strict=True) if count]
@@ -108,6 +142,11 @@ def bucketed_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size:
     keys = bucket.astype(np.uint8)
     used_widths, used_counts = zip(*used, strict=True)
     return Layout(keys, np.sort(keys), np.ones(len(lengths), np.int64), used_widths, heights, used_counts)
+
+
+def bucket_widths(max_seq_len: int) -> IntArray:
+    """The widths of bucketed rows, narrowest first."""
+    return np.unique([min(max_seq_len, 8 * -int(-max_seq_len * part // 8)) for part in BUCKET_FRACTIONS])
 
 
 def padded_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size: int) -> Layout:
@@ -164,7 +203,7 @@ def best_fit_decreasing(counts: Sequence[int]) -> list[tuple[int, list[tuple[int
 class EpochPlan:
     """Batch i holds the rows batch_rows[i, 0] : batch_rows[i, 1] in a shape of width number batch_width[i]."""
 
-    pieces: IntArray  # [n] piece numbers, row after row
+    pieces: NDArray[np.int32]  # [n] piece numbers, row after row
     row_starts: IntArray  # [R+1] where each row begins in `pieces`
     batch_rows: IntArray  # [N, 2]
     batch_width: IntArray  # [N]
@@ -177,11 +216,13 @@ def plan_epoch(layout: Layout, *, seed: int | None, epoch: int) -> EpochPlan:
     """
     generator = None if seed is None else np.random.PCG64([seed, int.from_bytes(b"batches", "big"), epoch])
 
-    def order(size: int) -> IntArray:
-        return np.arange(size) if generator is None else np.argsort(generator.random_raw(size), kind="stable")
+    def order(size: int) -> NDArray[np.int32]:
+        if generator is None:
+            return np.arange(size, dtype=np.int32)
+        return np.argsort(generator.random_raw(size), kind="stable").astype(np.int32)
 
     shuffled = order(len(layout.piece_keys))
-    slots = np.empty(len(shuffled), np.int64)
+    slots = np.empty(len(shuffled), np.int32)
     by_key = shuffled[np.argsort(layout.piece_keys[shuffled], kind="stable")]
     slots[np.argsort(layout.slot_keys, kind="stable")] = by_key
 

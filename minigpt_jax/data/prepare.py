@@ -11,13 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from minigpt_jax.config import Batching
-from minigpt_jax.data.batching import BatchSource
 from minigpt_jax.data.cache import Progress, write_token_cache
 from minigpt_jax.data.cache_format import Tokenizer
 from minigpt_jax.data.dedupe import SeenTexts, text_digest
+from minigpt_jax.data.packing import count_pieces, real_fraction
 from minigpt_jax.data.records import ReadReport, expand_paths, read_records
 
 ROW_LENGTH = 512
@@ -40,13 +38,8 @@ def prepare_texts(
     cache = write_token_cache(inputs, tokenizer, directory=out, skip_bad_lines=skip_bad_lines, on_progress=on_progress)
     figures = asdict(cache.report)
     figures["bytes_per_token"] = cache.report.text_bytes / cache.num_tokens
-    everything = np.arange(cache.num_documents)
-    figures["real_fraction"] = {}
-    for batching in get_args(Batching):
-        source = BatchSource(
-            cache, everything, batching=batching, batch_size=1, max_seq_len=ROW_LENGTH, seed=None, num_epochs=1
-        )
-        figures["real_fraction"][batching] = source.real_fraction
+    counts = count_pieces(cache.lengths, ROW_LENGTH)
+    figures["real_fraction"] = {batching: real_fraction(counts, batching) for batching in get_args(Batching)}
     return figures
 
 
