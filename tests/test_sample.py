@@ -127,7 +127,7 @@ def test_each_language_has_between_35_and_65_percent_of_the_bytes(seed):
 
 def test_fewer_than_3_documents_in_1000_are_repeated_at_2_megabytes():
     documents = two_megabytes(0)
-    assert 1 - len(set(documents)) / len(documents) < 0.003  # measured: 0 of 6,175
+    assert 1 - len(set(documents)) / len(documents) < 0.003  # measured: 3 of 6,217
 
 
 def test_documents_are_between_one_line_and_1500_characters():
