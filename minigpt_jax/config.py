@@ -179,7 +179,7 @@ class TrainConfig:
     adam_eps: float = 1e-8
     """AdamW's eps, outside the square root, after bias correction."""
     weight_decay: float = 0.1
-    """Decoupled weight decay on matrices; norms and the embedding are not decayed."""
+    """Decoupled weight decay on matrices, the embedding among them; norms are not decayed."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     dropout: float = 0.0

@@ -112,7 +112,6 @@ def _chunk_loss(
     weights = loss_weights.astype(high)
     is_target = targets[:, None] == jnp.arange(head.shape[0])
     chosen = jnp.take_along_axis(log_probabilities, targets[:, None], axis=-1)[:, 0]
-    # A position of weight 0 adds exactly nothing, whatever its logits are.
-    loss = -jnp.sum(jnp.where(weights == 0, 0, weights * chosen))
+    loss = -jnp.sum(weights * chosen)
     gradient = weights[:, None] * (jnp.exp(log_probabilities) - is_target)
     return loss, gradient
