@@ -7,7 +7,7 @@ everything that can be wrong with the configuration, the data and the model has 
 import dataclasses
 import errno
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,11 @@ from minigpt_jax.run_directory import RunDirectory, existing_run_directory, new_
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
 from minigpt_jax.tracking import EventsLog, MetricsLog, make_tracker, read_metrics, write_csv
 from minigpt_jax.trainer import Ending, Engine, Trainer
+
+OPENINGS = ("The", "\u4eca\u5929", "Once upon a time", "\u4ed6\u8bf4")
+"""Beginnings that a model trained on a person's own text is given."""
+
+SHOWN_SAMPLES = 6
 
 EngineFactory = Callable[..., Engine]
 """(ModelConfig, TrainConfig, *, total_updates, checkpoints) -> Engine."""
@@ -227,11 +232,9 @@ def _announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
 
 def _conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
     path = run.directory.path
-    samples = _samples(run, engine) if ending == "finished" else []
+    samples = _write_samples(run, engine) if ending == "finished" else []
     write_csv(path)
     write_report(path, config=to_json(run.train), model=to_json(run.model), samples=samples)
-    for prompt, text in samples:
-        say(f"  {prompt.strip()} -> {text.strip() or '(nothing)'}".replace("\n", " / "))
     last = last_values(read_metrics(path))
     figures = ", ".join(
         f"{label} {last[name]:.3f}"
@@ -259,9 +262,23 @@ def _conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
         )
 
 
-def _samples(run: Run, engine: Engine) -> list[tuple[str, str]]:
+def _write_samples(run: Run, engine: Engine) -> list[tuple[str, str]]:
+    """Show what the model writes now; returns (prompt, continuation) pairs for the report."""
+    questions = run.corpus.questions
+    prompts = [question.prompt for question in questions] or OPENINGS
+    continued = _continue(run, engine, prompts, max_new_tokens=16 if questions else 48)
+    shown = list(zip(prompts, continued, strict=True))[:SHOWN_SAMPLES]
+    for prompt, text in shown:
+        say(f"  {prompt.strip()} -> {text.strip() or '(nothing)'}".replace("\n", " / "))
+    if questions:
+        pairs = zip(questions, continued, strict=True)
+        right = sum(text.strip().split("\n")[0].strip() == question.answer for question, text in pairs)
+        say(f"It answers {right} of {len(questions)} questions that no text it has seen contains.")
+    return shown
+
+
+def _continue(run: Run, engine: Engine, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:
     tokenizer = run.tokenizer
-    prompts = run.corpus.prompts or ("The", "\u4eca\u5929", "Once upon a time", "\u4ed6\u8bf4")
     ids = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
-    continued = engine.generate(ids, max_new_tokens=48, stop_id=tokenizer.eos_id)
-    return [(prompt, tokenizer.decode(new)) for prompt, new in zip(prompts, continued, strict=True)]
+    continued = engine.generate(ids, max_new_tokens=max_new_tokens, stop_id=tokenizer.eos_id)
+    return [tokenizer.decode(new) for new in continued]

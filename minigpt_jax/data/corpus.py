@@ -22,6 +22,9 @@ from minigpt_jax.tokenizer import Tokenizer
 VALIDATION_DOCUMENTS = 200
 """A validation reads this many documents at most, the first ones."""
 
+QUESTIONS = 104
+"""Held-out questions that a model trained on the sample is asked: four of each kind in each language."""
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -32,8 +35,8 @@ class Corpus:
     """None when a single document leaves nothing to hold out."""
     training_key: str
     """Hash of the training documents and how they were tokenized; a resumed run needs the same."""
-    prompts: tuple[str, ...]
-    """Beginnings to show what the model makes of them."""
+    questions: tuple[sample.Question, ...]
+    """Questions on the sample corpus that no training text contains; empty on other data."""
 
 
 def cache_directory() -> Path:
@@ -107,5 +110,5 @@ def load_corpus(
     if len(validation_documents) > 0:
         documents = validation_documents[:VALIDATION_DOCUMENTS]
         validation = evaluation_batches(held_out, documents, batch_size=rows, max_seq_len=time)
-    prompts = tuple(question.prompt for question in sample.heldout_questions(count=6)) if files is not None else ()
-    return Corpus(source, validation, training.key, prompts)
+    questions = tuple(sample.heldout_questions(count=QUESTIONS)) if files is not None else ()
+    return Corpus(source, validation, training.key, questions)
