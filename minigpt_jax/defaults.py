@@ -11,6 +11,10 @@ from minigpt_jax.config import ModelConfig, TrainConfig, preset
 SAMPLE_EPOCHS = 3.0
 """Passes over the sample corpus: about three minutes of the tiny preset on two CPU cores."""
 
+BATCH_SIZE, SAMPLE_BATCH_SIZE = 8, 2
+"""Rows of a micro-batch on a CPU; four times as many on an accelerator. The sample is so small that more updates are
+worth more than larger ones."""
+
 
 def resolve(config: TrainConfig, *, accelerator: str | None) -> TrainConfig:
     """`config` with model, dtype, batch size, learning rate and length set.
@@ -28,7 +32,7 @@ def resolve(config: TrainConfig, *, accelerator: str | None) -> TrainConfig:
         model=model,
         epochs=epochs,
         dtype=config.dtype or ("bfloat16" if accelerator == "gpu" else "float32"),
-        batch_size=config.batch_size or (32 if accelerator else 8),
+        batch_size=config.batch_size or (BATCH_SIZE if config.data else SAMPLE_BATCH_SIZE) * (4 if accelerator else 1),
     )
     if resolved.learning_rate is None:
         resolved = dataclasses.replace(resolved, learning_rate=default_learning_rate(model_config(resolved)))
