@@ -38,7 +38,8 @@ def attention(
     kernel: Kernel,
 ) -> jax.Array:
     """softmax(q k' / sqrt(H)) v, causal within segments. Returns [B, T, N, H] in the dtype of `query`."""
-    if kernel == "cudnn":
+    # cuDNN's backward pass with a mask takes rows of even length only.
+    if kernel == "cudnn" and query.shape[1] % 2 == 0:
         mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
         return jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=True, implementation="cudnn")
     batch, time, num_heads, head_dim = query.shape

@@ -22,11 +22,12 @@ class CheckpointStore:
     """The checkpoints directory of one run.
 
     Args:
-        directory: created when the first checkpoint is saved into it.
+        directory: created when it is missing.
         keep: newest checkpoints to keep; the one with the lowest validation loss is kept besides.
+        read_only: leave alone what another process may be writing there.
     """
 
-    def __init__(self, directory: Path, *, keep: int):
+    def __init__(self, directory: Path, *, keep: int, read_only: bool = False):
         from orbax.checkpoint import v1 as ocp
 
         logging.getLogger("absl").setLevel(logging.ERROR)
@@ -41,7 +42,7 @@ class CheckpointStore:
         self._checkpointer = ocp.training.Checkpointer(
             directory.absolute(),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not read_only,
         )
 
     @property
@@ -74,6 +75,11 @@ class CheckpointStore:
                 step, jax.tree.map(_safe_from_donation, trees), force=True, metrics=metrics, custom_metadata=progress
             )
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is in progress."""
+        return bool(self._checkpointer.is_saving_in_progress())
+
     def wait(self) -> None:
         """Return when no save is in progress.
 
@@ -104,8 +110,13 @@ class CheckpointStore:
         return metadata
 
     def close(self) -> None:
-        """Wait for a save in progress and free the background threads."""
-        self._checkpointer.close()
+        """Wait for a save in progress and free the background threads.
+
+        Raises:
+            UserError: the save could not be written.
+        """
+        with _writing_errors(self._checkpointer.directory):
+            self._checkpointer.close()
 
 
 @contextlib.contextmanager

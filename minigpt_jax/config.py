@@ -139,7 +139,8 @@ class TrainConfig:
     """Training text: JSONL files (also .gz, .zst), directories of them, or a cache that prepare_data.py made.
     The generated sample corpus when not given."""
     val_data: tuple[str, ...] = ()
-    """Validation text in the same form. When not given, 1 document in 100 is held out of the training data."""
+    """Validation text in the same form; its first 200 documents are used. When not given, 1 document in 100 is held
+    out of the training data."""
     skip_bad_lines: bool = False
     """Count and report lines that are not valid records instead of stopping at the first."""
     init_from: str | None = None
@@ -234,8 +235,19 @@ class TrainConfig:
             value = getattr(self, name)
             _require(0 <= value < 1, f"{_flag(name)} must be at least 0 and below 1, got {value}")
         _require(0 <= self.min_lr_ratio <= 1, f"--min-lr-ratio must lie between 0 and 1, got {self.min_lr_ratio}")
+        # Beyond 32 bits JAX and NumPy would not take the same seed.
+        _require(self.seed < 2**32, f"--seed must be below 2**32, got {self.seed}")
+        for name in ("data", "val_data", "out", "tokenizer", "init_from"):
+            value = getattr(self, name)
+            empty = value == "" or (isinstance(value, tuple) and "" in value)
+            _require(not empty, f"{_flag(name)} is an empty name")
         if self.model is not None:
             preset(self.model)
+
+    @property
+    def stage_number(self) -> int:
+        """Place of the stage in `Stage`: with the seed it decides everything random that is not a first weight."""
+        return get_args(Stage).index(self.stage)
 
 
 def _flag(name: str) -> str:

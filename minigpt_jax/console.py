@@ -29,16 +29,21 @@ def say(sentence: str, *, console: Console | None = None) -> None:
 @contextmanager
 def tokenizing_progress() -> Iterator[Callable[[int, int], None]]:
     """A bar for the building of a token cache, shown from its first report on."""
-    with Progress(TextColumn("tokenizing"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as progress:
-        tasks: list[TaskID] = []
+    progress = Progress(TextColumn("tokenizing"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    tasks: list[TaskID] = []
 
-        def report(done: int, total: int) -> None:
-            """Show `done` of `total` bytes."""
-            if not tasks:
-                tasks.append(progress.add_task("tokenizing", total=total))
-            progress.update(tasks[0], completed=done, total=total)
+    def report(done: int, total: int) -> None:
+        """Show `done` of `total` bytes."""
+        if not tasks:
+            progress.start()
+            tasks.append(progress.add_task("tokenizing", total=total))
+        progress.update(tasks[0], completed=done, total=total)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            progress.stop()
 
 
 class RunConsole:
@@ -61,6 +66,8 @@ class RunConsole:
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self._console,
+            # Longer than any update: the ETA needs two of them.
+            speed_estimate_period=3600,
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("training", total=total, completed=completed, figures="compiling")
@@ -74,7 +81,7 @@ class RunConsole:
     ) -> None:
         self._progress.stop()
 
-    def advance(self, step: int, loss: float | None = None) -> None:
+    def advance(self, step: int) -> None:
         """Move the bar to `step`."""
         self._progress.update(self._task, completed=step)
 

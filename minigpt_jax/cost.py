@@ -1,7 +1,10 @@
-"""What a model and a training step cost, by formula: parameters, floating-point operations, memory.
+"""What a model and a training step cost: parameters, floating-point operations and memory by formula; memory held.
 
 Framework-free. S = B*T positions, D hidden, F ffn, V vocabulary, N query heads, K kv heads, H head size
 """
+
+import resource
+import sys
 
 from minigpt_jax.config import ModelConfig, TrainConfig
 
@@ -50,3 +53,9 @@ def training_bytes(config: ModelConfig, train: TrainConfig) -> int:
     activations = positions * (config.num_layers * kept + 2 * config.hidden_size) * compute
     logits = 3 * min(positions, 1024) * config.vocab_size * max(compute, 4)
     return int(states + activations + logits + config.vocab_size * config.hidden_size * master)
+
+
+def peak_memory_bytes() -> int:
+    """Most memory this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -3,7 +3,6 @@
 Framework-free.
 """
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +10,20 @@ from typing import Any
 
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.cost import parameter_count, training_bytes, training_flops_per_token
+from minigpt_jax.data.cache_format import is_token_cache, open_token_cache
 from minigpt_jax.data.records import expand_paths
 from minigpt_jax.defaults import model_config, resolve
 from minigpt_jax.errors import UserError
-from minigpt_jax.tracking import replace_file
+from minigpt_jax.run_directory import with_model_of_source
 
 BYTES_PER_TOKEN = 3.2
 """Of the shipped tokenizer on Chinese and English text."""
 
 SAMPLE_BYTES = 1_000_000
 """Of the sample corpus."""
+
+COMPRESSION_RATIO = 3
+"""Of .gz and .zst files of text."""
 
 REACHED_FRACTION = 0.6
 """Part of a large matrix product's rate that a training step is taken to reach."""
@@ -40,7 +43,9 @@ def expected_cost(
         parameters, active_parameters, bytes_estimated (peak device memory of a step), tokens_per_update, updates,
         tokens_estimated (of the whole run), seconds_estimated, and what was chosen.
     """
-    train = resolve(config, accelerator=accelerator)
+    if config.resume:
+        raise UserError("--dry-run describes a run before it starts; leave --resume out")
+    train = resolve(with_model_of_source(config), accelerator=accelerator)
     model = model_config(train)
     assert train.batch_size is not None
     tokens_per_update = train.batch_size * train.accumulation_steps * train.max_seq_len
@@ -48,8 +53,7 @@ def expected_cost(
         updates = train.steps
     else:
         assert train.epochs is not None
-        size = sum(path.stat().st_size for path in expand_paths(train.data)) if train.data else SAMPLE_BYTES
-        updates = max(1, math.ceil(train.epochs * size / BYTES_PER_TOKEN / tokens_per_update))
+        updates = max(1, math.ceil(train.epochs * _tokens_of(train.data) / tokens_per_update))
     flops = training_flops_per_token(model, time=train.max_seq_len) * tokens_per_update * updates
     return {
         "model": train.model,
@@ -64,13 +68,13 @@ def expected_cost(
     }
 
 
-def write_json(figures: dict[str, Any], path: Path) -> None:
-    """Write `figures` to `path` for machines.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    try:
-        replace_file(path, (json.dumps(figures, indent=2) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+def _tokens_of(inputs: tuple[str, ...]) -> float:
+    """Tokens of the training data: counted where it is prepared, estimated from the files' size where it is not."""
+    if not inputs:
+        return SAMPLE_BYTES / BYTES_PER_TOKEN
+    if len(inputs) == 1 and is_token_cache(Path(inputs[0])):
+        return open_token_cache(Path(inputs[0])).num_tokens
+    sizes = [
+        path.stat().st_size * (1 if path.suffix == ".jsonl" else COMPRESSION_RATIO) for path in expand_paths(inputs)
+    ]
+    return sum(sizes) / BYTES_PER_TOKEN

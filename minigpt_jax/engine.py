@@ -6,7 +6,6 @@ opaque handles. A step is dispatched without waiting for it; `read` waits.
 B batch  T time
 """
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -16,12 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from minigpt_jax.attention import default_kernel
 from minigpt_jax.checkpoint import CheckpointStore, abstract_like
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.data.batching import Batch
+from minigpt_jax.data.corpus import cache_directory
 from minigpt_jax.generate import make_greedy_decoder
 from minigpt_jax.model import model_graph
 from minigpt_jax.train_step import (
@@ -45,14 +44,15 @@ def accelerator() -> str | None:
 def matmul_flops(dtype: jnp.dtype) -> float:
     """FLOPs per second of a large matrix product on the first device: the best of three."""
     size = 2048 if jax.devices()[0].platform == "cpu" else 8192
-    matrix = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda a, b: a @ b)
-    product(matrix, matrix).block_until_ready()
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
+    with jax.enable_x64(jnp.dtype(dtype).itemsize == 8):
+        matrix = jnp.ones((size, size), dtype)
+        product = jax.jit(lambda a, b: a @ b)
         product(matrix, matrix).block_until_ready()
-        seconds.append(time.perf_counter() - start)
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            product(matrix, matrix).block_until_ready()
+            seconds.append(time.perf_counter() - start)
     return float(2 * size**3 / min(seconds))
 
 
@@ -76,7 +76,7 @@ class JaxEngine:
         self._train_step = make_train_step(self._graph, train, total_updates=total_updates)
         self._flush_step = make_flush_step(train, total_updates=total_updates)
         self._eval_step = make_eval_step(self._graph)
-        self._dropout_key = jax.random.key(train.seed)
+        self._dropout_key = jax.random.fold_in(jax.random.key(train.seed), train.stage_number)
         self._checkpoint_directory = checkpoints
         self._store: CheckpointStore | None = None
         self._state: TrainState | None = None
@@ -91,22 +91,15 @@ class JaxEngine:
         fresh = jax.jit(partial(init_state, config=self._train, total_updates=self._total_updates))
         self._state = fresh(on_device)
 
-    def parameters(self) -> dict[str, Any]:
-        """The parameters as NumPy arrays."""
-        host: dict[str, Any] = jax.tree.map(np.array, self.state.parameters)
-        return host
-
     @property
     def state(self) -> TrainState:
         """The device state; `init` or `restore` came first."""
         assert self._state is not None
         return self._state
 
-    def scale_learning_rate(self, factor: float) -> float:
-        """Multiply every later learning rate by `factor`; returns the product of all such factors."""
-        scale = self.state.learning_rate_scale * factor
-        self._state = self.state._replace(learning_rate_scale=scale)
-        return float(scale)
+    def set_learning_rate_scale(self, scale: float) -> None:
+        """Multiply every later learning rate of the schedule by `scale`."""
+        self._state = self.state._replace(learning_rate_scale=jnp.full_like(self.state.learning_rate_scale, scale))
 
     # --- steps ---
 
@@ -131,12 +124,16 @@ class JaxEngine:
             for metrics in jax.device_get(list(handles))
         ]
 
-    def flush(self) -> bool:
-        """Make an update from a window that the data ended early; False when there is nothing accumulated."""
+    def flush(self) -> float | None:
+        """Make an update from a window that the data ended early.
+
+        Returns:
+            The global norm of its gradient before clipping; None when nothing was accumulated.
+        """
         if int(self.state.opt_state.mini_step) == 0:
-            return False
-        self._state = self._flush_step(self.state)
-        return True
+            return None
+        self._state, grad_norm = self._flush_step(self.state)
+        return float(grad_norm)
 
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
         """Summed loss in nats and number of predictions over `batches`."""
@@ -171,7 +168,7 @@ class JaxEngine:
 
     def restore_parameters(self, checkpoints: Path, step: int) -> None:
         """Take only the parameters, from checkpoint `step` of another run's directory `checkpoints`."""
-        store = CheckpointStore(checkpoints, keep=sys.maxsize)
+        store = CheckpointStore(checkpoints, keep=sys.maxsize, read_only=True)
         parameters = store.load(step, "parameters", abstract_like(self.state.parameters))
         store.close()
         self._state = self.state._replace(parameters=parameters)
@@ -183,6 +180,10 @@ class JaxEngine:
     def best_step(self) -> int | None:
         """The finished checkpoint with the lowest validation loss."""
         return self.store.best_step
+
+    def is_saving(self) -> bool:
+        """Whether a save is in progress."""
+        return self._store is not None and self._store.is_saving
 
     def wait(self) -> None:
         """Return when no save is in progress."""
@@ -228,6 +229,5 @@ def _configure_jax(train: TrainConfig) -> None:
     """Process-wide JAX settings of a run: 64-bit floats if asked for, and compiled steps kept on disk."""
     if train.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minigpt" / "xla"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

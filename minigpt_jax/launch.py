@@ -4,6 +4,7 @@ Framework-free: the script that calls `launch` brings the engine. Nothing is wri
 everything that can be wrong with the configuration, the data and the model has been checked.
 """
 
+import contextlib
 import dataclasses
 import errno
 import math
@@ -20,9 +21,23 @@ from minigpt_jax.errors import UserError
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.progress import Progress
 from minigpt_jax.report import last_values, write_report
-from minigpt_jax.run_directory import RunDirectory, existing_run_directory, new_run_directory, resumed_config
+from minigpt_jax.run_directory import (
+    RunDirectory,
+    existing_run_directory,
+    new_run_directory,
+    resumed_config,
+    with_model_of_source,
+)
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
-from minigpt_jax.tracking import EventsLog, MetricsLog, make_tracker, read_metrics, write_csv
+from minigpt_jax.tracking import (
+    EventsLog,
+    MetricsLog,
+    make_tracker,
+    read_events,
+    read_metrics,
+    require_tracker,
+    write_csv,
+)
 from minigpt_jax.trainer import Ending, Engine, Trainer
 
 OPENINGS = ("The", "\u4eca\u5929", "Once upon a time", "\u4ed6\u8bf4")
@@ -88,29 +103,26 @@ def launch(
 
 def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | None) -> Run:
     """Resolve the configuration, check everything, load and plan the data."""
+    require_tracker(config.tracker)
     if config.resume:
-        directory = existing_run_directory(config.out, name=_run_name(resolve(config, accelerator=accelerator)))
+        directory = existing_run_directory(config.out)
         model, stored = directory.read_config()
         train = resumed_config(stored, config, given, where=directory.path)
         tokenizer = directory.read_tokenizer()
     else:
-        train = resolve(_with_model_of_source(config), accelerator=accelerator)
+        train = resolve(with_model_of_source(config), accelerator=accelerator)
         directory = new_run_directory(config.out, name=_run_name(train))
         model, tokenizer = _model_and_tokenizer(train)
+    if train.max_seq_len > model.max_position_embeddings:
+        raise UserError(
+            f"--max-seq-len {train.max_seq_len} is more than the model is meant for ({model.max_position_embeddings})"
+        )
     with tokenizing_progress() as on_progress:
         corpus = load_corpus(train, tokenizer, model_vocab_size=model.vocab_size, on_progress=on_progress)
     total_updates = train.steps or math.ceil(len(corpus.training) / train.accumulation_steps)
     if train.warmup_steps is None:
         train = dataclasses.replace(train, warmup_steps=default_warmup(total_updates))
     return Run(directory, model, train, tokenizer, corpus, total_updates)
-
-
-def _with_model_of_source(config: TrainConfig) -> TrainConfig:
-    """A run that starts from another one has its model, unless the person names one."""
-    if config.init_from is None or config.model is not None:
-        return config
-    _, source = RunDirectory(Path(config.init_from)).read_config()
-    return dataclasses.replace(config, model=source.model, hidden_size=source.hidden_size, num_layers=source.num_layers)
 
 
 def _model_and_tokenizer(train: TrainConfig) -> tuple[ModelConfig, Tokenizer]:
@@ -136,7 +148,7 @@ def _model_and_tokenizer(train: TrainConfig) -> tuple[ModelConfig, Tokenizer]:
 def _train(run: Run, engine: Engine) -> Result:
     engine.init(initial_parameters(run.model, initializer=run.train.initializer, seed=run.train.seed))
     progress = _resume(run, engine) if run.train.resume else _start(run, engine)
-    if progress.finished:
+    if any(event["kind"] == "finished" for event in read_events(run.directory.path)):
         say(f"{run.directory.path} is finished ({progress.updates} updates); nothing to do")
         return Result(run.directory.path, "finished", progress.updates)
     tracker = make_tracker(
@@ -173,7 +185,8 @@ def _start(run: Run, engine: Engine) -> Progress:
     if run.train.init_from is not None:
         source = RunDirectory(Path(run.train.init_from))
         engine.restore_parameters(source.checkpoints, source.best_checkpoint())
-    run.directory.create(run.model, run.train, run.tokenizer)
+    if not run.train.resume:
+        run.directory.create(run.model, run.train, run.tokenizer)
     EventsLog(run.directory.path).write("started", step=0, data=run.corpus.training_key)
     return Progress(data=run.corpus.training_key)
 
@@ -181,8 +194,12 @@ def _start(run: Run, engine: Engine) -> Progress:
 def _resume(run: Run, engine: Engine) -> Progress:
     path = run.directory.path
     steps = engine.saved_steps()
+    events, metrics = EventsLog(path), MetricsLog(path)
     if not steps:
-        raise UserError(f"nothing to resume: {run.directory.checkpoints} has no finished checkpoint")
+        say(f"{path} has no finished checkpoint; starting it from the beginning")
+        events.truncate_after(-1)
+        metrics.truncate_after(-1)
+        return _start(run, engine)
     progress = Progress.from_json(engine.restore(steps[-1]))
     if progress.data != run.corpus.training_key:
         raise UserError(
@@ -190,9 +207,9 @@ def _resume(run: Run, engine: Engine) -> Progress:
         )
     run.directory.write_config(run.model, run.train)
     run.directory.link_best(engine.best_step())
-    MetricsLog(path).truncate_after(steps[-1])
-    events = EventsLog(path)
+    metrics.truncate_after(steps[-1])
     events.truncate_after(steps[-1])
+    events.forget_micro_batches(progress.micro_batches)
     events.write("resumed", step=steps[-1])
     say(f"resuming {path} at step {steps[-1]}")
     return progress
@@ -203,6 +220,8 @@ def _run_name(train: TrainConfig) -> str:
 
 
 def _out_of_memory_advice(run: Run, engine: Engine) -> str:
+    with contextlib.suppress(UserError):
+        engine.wait()
     steps = engine.saved_steps()
     saved = f"the last checkpoint is step {steps[-1]}" if steps else "no checkpoint was saved yet"
     return (
@@ -226,8 +245,10 @@ def _announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
         f"{train.model}: {parameters:,} parameters, {train.dtype}; {run.total_updates} updates of "
         f"{train.batch_size} x {train.accumulation_steps} rows of {train.max_seq_len}; "
         f"{training.predictions_per_epoch:,} tokens a pass, {training.real_fraction:.1%} of positions real; "
-        f"writing {run.directory.path}"
+        f"validating on {run.corpus.validation_documents} documents; writing {run.directory.path}"
     )
+    if run.corpus.left_out:
+        say(f"left out: {run.corpus.left_out}")
 
 
 def _conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
@@ -250,15 +271,16 @@ def _conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
         say(f"Finished at step {step}: {figures}. Curves: {path}/loss.png, {path}/report.html")
         say(
             'Next, on your own text (one JSON object with a "text" a line): '
-            f"python scripts/train.py --model {run.train.model} --init-from {path} --data YOUR.jsonl"
+            f"python scripts/train.py --init-from {path} --data YOUR.jsonl"
         )
     elif ending == "interrupted":
         say(f"Interrupted at step {step}; everything is saved. Continue with: {again}")
     else:
+        can_roll_back = run.train.on_non_finite == "stop"
         say(
             f"Stopped at step {step}: {run.train.max_non_finite_steps} micro-batches in a row had a loss or gradient "
             f"that was not finite (their records are in {path}/events.jsonl). The model before them is saved. "
-            "Start again with a lower --learning-rate, or add --on-non-finite rollback"
+            "Start again with a lower --learning-rate" + (", or add --on-non-finite rollback" * can_roll_back)
         )
 
 

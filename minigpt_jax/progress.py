@@ -52,7 +52,8 @@ class Progress:
     supervised_tokens: int = 0
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
-    finished: bool = False
+    learning_rate_scale: float = 1.0
+    """Halved by every rollback."""
     best_val_loss: float | None = None
     wall_seconds: float = 0.0
     grad_norm: float = 0.0

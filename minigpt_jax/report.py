@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minigpt_jax import __version__
-from minigpt_jax.tracking import METRIC_NAMES, read_events, read_metrics, replace_file
+from minigpt_jax.files import replace_file
+from minigpt_jax.tracking import METRIC_NAMES, read_events, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

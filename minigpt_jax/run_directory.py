@@ -6,6 +6,7 @@ events.jsonl, checkpoints/<step>/, best -> checkpoints/<step>, loss.png and repo
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 
 from minigpt_jax.config import ModelConfig, TrainConfig, from_json, read_json_object, to_json
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import replace_file
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
-from minigpt_jax.tracking import replace_file
+from minigpt_jax.tracking import read_metrics
 
 MAY_CHANGE_ON_RESUME = frozenset(
     {
@@ -29,7 +31,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "tracker",
     }
 )
-"""Fields that do not change what is computed; all others must be as they were when the run started."""
+"""Fields that do not change what is computed (without rollback); all others must be as when the run started."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +93,11 @@ class RunDirectory:
         Raises:
             UserError: there is no checkpoint.
         """
-        link = self.path / "best"
-        if link.exists():
-            return int(link.resolve().name)
         steps = [int(path.name) for path in self.checkpoints.glob("*") if path.name.isdigit()]
         if not steps:
             raise UserError(f"{self.path} has no finished checkpoint")
-        return max(steps)
+        losses = {row["step"]: row["val_loss"] for row in read_metrics(self.path) if row.get("val_loss") is not None}
+        return min(steps, key=lambda step: (losses.get(step, math.inf), -step))
 
     def link_best(self, step: int | None) -> None:
         """Point `best` at the checkpoint of `step`; remove it when there is none."""
@@ -135,24 +135,37 @@ def new_run_directory(out: str | None, *, name: str) -> RunDirectory:
     return RunDirectory(path)
 
 
-def existing_run_directory(out: str | None, *, name: str) -> RunDirectory:
-    """The directory of a run to resume: `out`, or the newest of out/<name>, out/<name>-2, ...
+def existing_run_directory(out: str | None) -> RunDirectory:
+    """The directory of a run to resume: `out`, or the one below out/ that was written to last.
 
     Raises:
         UserError: there is no such run.
     """
     if out is not None:
-        path = Path(out)
-        if not (path / "config.json").exists():
+        if not (Path(out) / "config.json").exists():
             raise UserError(f"nothing to resume: {out} is not a run directory (it has no config.json)")
-        return RunDirectory(path)
-    number = 1
-    while _default_path(name, number + 1).exists():
-        number += 1
-    path = _default_path(name, number)
-    if not (path / "config.json").exists():
-        raise UserError(f"nothing to resume: {path} is not a run directory; name one with --out")
-    return RunDirectory(path)
+        return RunDirectory(Path(out))
+    runs = [path.parent for path in Path("out").glob("*/config.json")]
+    if not runs:
+        raise UserError("nothing to resume: there is no run below out/; name one with --out")
+
+    def last_written(run: Path) -> float:
+        return max(path.stat().st_mtime for path in run.iterdir() if path.exists())
+
+    return RunDirectory(max(runs, key=last_written))
+
+
+def with_model_of_source(config: TrainConfig) -> TrainConfig:
+    """`config` with the model of the run it starts from, where the person names no other.
+
+    Raises:
+        UserError: --init-from does not name a run.
+    """
+    if config.init_from is None:
+        return config
+    _, source = RunDirectory(Path(config.init_from)).read_config()
+    same = {name: getattr(config, name) or getattr(source, name) for name in ("model", "hidden_size", "num_layers")}
+    return config if config.model is not None else dataclasses.replace(config, **same)
 
 
 def resumed_config(stored: TrainConfig, asked: TrainConfig, given: Collection[str], *, where: Path) -> TrainConfig:
@@ -167,7 +180,9 @@ def resumed_config(stored: TrainConfig, asked: TrainConfig, given: Collection[st
     Raises:
         UserError: a field that decides what is computed was given another value.
     """
-    for name in sorted(set(given) - MAY_CHANGE_ON_RESUME):
+    # What a rollback does depends on when checkpoints are made.
+    may_change = MAY_CHANGE_ON_RESUME if stored.on_non_finite == "stop" else frozenset({"resume", "out", "tracker"})
+    for name in sorted(set(given) - may_change):
         was, now = getattr(stored, name), getattr(asked, name)
         if was != now:
             flag = "--" + name.replace("_", "-")
@@ -175,7 +190,7 @@ def resumed_config(stored: TrainConfig, asked: TrainConfig, given: Collection[st
                 f"{where} was started with {flag} {_shown(was)}, not {_shown(now)}: leave {flag} out to resume it, "
                 "or start a new run with --init-from"
             )
-    changes = {name: getattr(asked, name) for name in given if name in MAY_CHANGE_ON_RESUME - {"out"}}
+    changes = {name: getattr(asked, name) for name in given if name in may_change - {"out"}}
     return dataclasses.replace(stored, **changes)
 
 

@@ -7,10 +7,10 @@ adapters over their own libraries, imported only when asked for. Framework-free.
 """
 
 import csv
+import importlib.util
 import io
 import json
 import math
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 from minigpt_jax.config import TrackerName
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import replace_file
 
 METRIC_NAMES = (
     "step",  # optimizer updates made so far
     "epoch",  # passes over the training data, with a fraction
-    "loss",  # nats per supervised token of the update
+    "loss",  # nats per supervised token, over the updates since the last line
     "perplexity",  # exp(loss)
     "learning_rate",
     "grad_norm",  # global norm before clipping
@@ -33,7 +34,7 @@ METRIC_NAMES = (
     "padding_fraction",  # padded positions / all positions
     "model_flops_utilization",  # model FLOP/s / FLOP/s of a matrix product on this device
     "device_memory_bytes",
-    "skipped_steps",  # micro-batches dropped so far because they were not finite
+    "skipped_steps",  # micro-batches that changed nothing: not finite, or nothing supervised
     "val_loss",  # nats per supervised token
     "val_bits_per_byte",
     "wall_seconds",  # since the run began, pauses between resumes excluded
@@ -41,19 +42,6 @@ METRIC_NAMES = (
 
 
 # --- Files ---
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` so that a reader or a crash sees the old file or the new one, never a part."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:
@@ -170,7 +158,7 @@ def write_csv(run_dir: Path) -> Path:
 
 
 class EventsLog(_StepLog):
-    """run_dir/events.jsonl: what happened besides measuring (saved, skipped, resumed, stopped, ...)."""
+    """run_dir/events.jsonl: what happened besides measuring (started, skipped, rolled back, resumed, finished, ...)."""
 
     def __init__(self, run_dir: Path):
         super().__init__(run_dir / "events.jsonl")
@@ -178,6 +166,12 @@ class EventsLog(_StepLog):
     def write(self, kind: str, *, step: int, **fields: Any) -> None:
         """Append one event; `fields` are whatever JSON can hold, and NumPy numbers and arrays."""
         self._append({"step": step, "kind": kind, **fields})
+
+    def forget_micro_batches(self, first: int) -> None:
+        """Drop what was said of micro-batches from number `first` on: a resumed run meets them again."""
+        if self.path.exists():
+            kept = [line for line, event in _read_lines(self.path) if event.get("micro_batch", -1) < first]
+            replace_file(self.path, b"".join(line + b"\n" for line in kept))
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
@@ -226,6 +220,16 @@ def make_tracker(
         if error.name is None or error.name.split(".")[0] != name:
             raise  # the library is there but broken: its own message says more
         raise UserError(f"--tracker {name} needs its library: pip install {name}") from error
+
+
+def require_tracker(name: TrackerName) -> None:
+    """Refuse a tracker whose library is not installed, before anything is written.
+
+    Raises:
+        UserError: with the command that installs it.
+    """
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise UserError(f"--tracker {name} needs its library: pip install {name}")
 
 
 class _NoTracker:

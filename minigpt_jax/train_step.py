@@ -52,7 +52,7 @@ class StepMetrics(NamedTuple):
 
 
 TrainStep = Callable[[TrainState, BatchArrays, jax.Array], tuple[TrainState, StepMetrics]]
-FlushStep = Callable[[TrainState], TrainState]
+FlushStep = Callable[[TrainState], tuple[TrainState, jax.Array]]
 EvalStep = Callable[[Tree, BatchArrays], tuple[jax.Array, jax.Array]]
 
 
@@ -121,13 +121,13 @@ def make_train_step(graph: nnx.GraphDef[Transformer], config: TrainConfig, *, to
 
 
 def make_flush_step(config: TrainConfig, *, total_updates: int) -> FlushStep:
-    """The compiled update from a window that the data ended early; the state is donated."""
+    """The compiled update from a window that the data ended early, and its gradient's norm; the state is donated."""
     optimizer = make_optimizer(config, total_updates=total_updates)
 
-    def step(state: TrainState) -> TrainState:
+    def step(state: TrainState) -> tuple[TrainState, jax.Array]:
         tree = augmented(state.parameters)
         updates, opt_state = flush(optimizer, tree, state.opt_state, dtype=tree["tokens"].dtype)
-        return _apply(state, updates["parameters"], opt_state)
+        return _apply(state, updates["parameters"], opt_state), optax.tree.get(opt_state.inner_opt_state, "grad_norm")
 
     return jax.jit(step, donate_argnums=0)
 

@@ -8,9 +8,7 @@ The loop counts updates by what the engine reports, never by dividing micro-batc
 """
 
 import math
-import resource
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -21,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.console import RunConsole
-from minigpt_jax.cost import training_flops_per_token
+from minigpt_jax.cost import peak_memory_bytes, training_flops_per_token
 from minigpt_jax.data.batching import Batch, BatchSource, load_batches
 from minigpt_jax.progress import LogWindow, Progress
 from minigpt_jax.run_directory import RunDirectory
@@ -58,14 +56,15 @@ class Engine(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]: ...  # noqa: D102
     def train_step(self, batch: Batch) -> Any: ...  # noqa: D102
     def read(self, handles: Sequence[Any]) -> list[StepReport]: ...  # noqa: D102
-    def flush(self) -> bool: ...  # noqa: D102
+    def flush(self) -> float | None: ...  # noqa: D102
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]: ...  # noqa: D102
     def save(self, step: int, *, progress: dict[str, Any], val_loss: float | None) -> None: ...  # noqa: D102
     def restore(self, step: int) -> dict[str, Any]: ...  # noqa: D102
     def saved_steps(self) -> list[int]: ...  # noqa: D102
     def best_step(self) -> int | None: ...  # noqa: D102
     def wait(self) -> None: ...  # noqa: D102
-    def scale_learning_rate(self, factor: float) -> float: ...  # noqa: D102
+    def set_learning_rate_scale(self, scale: float) -> None: ...  # noqa: D102
+    def is_saving(self) -> bool: ...  # noqa: D102
     def memory_bytes(self) -> int | None: ...  # noqa: D102
     def matmul_flops(self) -> float: ...  # noqa: D102
     def is_out_of_memory(self, error: BaseException) -> bool: ...  # noqa: D102
@@ -128,9 +127,11 @@ class Trainer:
                 self._log({}, validate=True)
             ending = self._loop(stop)
             self._read_all()
-            if ending == "finished" and self.engine.flush():
-                self.progress.updates += 1
-                self.progress.accumulated = 0
+            if ending == "finished":
+                grad_norm = self.engine.flush()
+                if grad_norm is not None:
+                    self.progress.updates += 1
+                    self.progress.accumulated, self.progress.grad_norm = 0, grad_norm
             self._finish(ending)
         return ending
 
@@ -147,16 +148,22 @@ class Trainer:
                     self._read_compilation()
                 while len(self._unread) > self.train.accumulation_steps:
                     self._read_oldest()
-                if self.progress.skipped_in_a_row >= self.train.max_non_finite_steps and not self._roll_back():
-                    return "not finite"
                 self._at_end_of_update()
-                if stop.requested:
+                if self._too_many_skipped():
+                    if not self._roll_back():
+                        return "not finite"
+                    batches.close()
+                    batches = load_batches(self.source, start=self.progress.micro_batches)
+                if stop.requested and self.progress.updates < self.total_updates:
                     return "interrupted"
         finally:
             batches.close()
         return "finished"
 
     # --- reading what was dispatched ---
+
+    def _too_many_skipped(self) -> bool:
+        return self.progress.skipped_in_a_row >= self.train.max_non_finite_steps
 
     def _read_oldest(self) -> None:
         batch, handle = self._unread.popleft()
@@ -180,7 +187,7 @@ class Trainer:
         progress.wall_seconds += seconds
         if self._compiled:
             window.seconds += seconds
-            window.timed_tokens += batch.num_real
+            window.timed_tokens += 0 if report.skipped else batch.num_real
         self.console.advance(progress.updates)
 
     def _read_all(self) -> None:
@@ -218,7 +225,9 @@ class Trainer:
         unfinished = ahead % self.train.accumulation_steps != 0
         if unfinished or expected == self._done_for or not self._something_is_due(expected):
             return
-        self._read_all()
+        # A rollback happens at the same micro-batch whatever was read ahead.
+        while self._unread and not self._too_many_skipped():
+            self._read_oldest()
         # After a skip the update is not finished yet; it will be due again.
         if self.progress.updates == expected and self.progress.accumulated == 0:
             self._done_for = expected
@@ -277,6 +286,9 @@ class Trainer:
                 progress.best_val_loss = val_loss
         progress.wall_seconds += self._seconds_since_last_mark()
         line["wall_seconds"] = progress.wall_seconds
+        # A save that has ended since may have replaced the best checkpoint.
+        if not self.engine.is_saving():
+            self.run_directory.link_best(self.engine.best_step())
         self.metrics.write(line, step=progress.updates)
         self.tracker.log({name: value for name, value in line.items() if name != "step"}, progress.updates)
         self.console.show(line)
@@ -294,32 +306,34 @@ class Trainer:
         val_loss = None
         if ending == "finished":
             val_loss = self._log(self._training_metrics(), validate=True)
-            self.progress.finished = True
         self._save(val_loss)
         self.engine.wait()
         self.run_directory.link_best(self.engine.best_step())
+        # The last word: a run that was finished says so here.
         self.events.write(ending, step=self.progress.updates)
 
     def _roll_back(self) -> bool:
         """Go back to the newest checkpoint with half the learning rate; False when the run has to stop instead."""
-        self._read_all()
         if self.train.on_non_finite == "stop":
             return False
         self.engine.wait()
         steps = self.engine.saved_steps()
-        if not steps:
+        scale = self.progress.learning_rate_scale / 2
+        if not steps or scale < SMALLEST_LEARNING_RATE_SCALE:
             return False
+        # What was dispatched since is void; the data goes on behind what could not be learned from.
+        self._unread.clear()
         bad_until, skipped = self.progress.micro_batches, self.progress.skipped_steps
         self.progress = Progress.from_json(self.engine.restore(steps[-1]))
         self._done_for = self.progress.updates
-        # The data goes on behind what could not be learned from.
         self.progress.micro_batches, self.progress.skipped_steps = bad_until, skipped
         self.progress.skipped_in_a_row = 0
-        scale = self.engine.scale_learning_rate(0.5)
+        self.progress.learning_rate_scale = scale
+        self.engine.set_learning_rate_scale(scale)
         self.metrics.truncate_after(steps[-1])
         self.events.write("rolled back", step=steps[-1], learning_rate_scale=scale)
         self.console.say(f"rolled back to step {steps[-1]}; learning rate scaled by {scale:g}")
-        return scale >= SMALLEST_LEARNING_RATE_SCALE
+        return True
 
 
 class StopSignal:
@@ -347,9 +361,3 @@ class StopSignal:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-
-
-def peak_memory_bytes() -> int:
-    """Most memory this process has held, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

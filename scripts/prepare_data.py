@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from minigpt_jax.cli import run
-from minigpt_jax.data.prepare import ROW_LENGTH, check_conversations, peak_memory_bytes, prepare_texts
-from minigpt_jax.dry_run import write_json
+from minigpt_jax.cost import peak_memory_bytes
+from minigpt_jax.data.prepare import ROW_LENGTH, check_conversations, prepare_texts
+from minigpt_jax.files import write_json
 from minigpt_jax.tokenizer import load_tokenizer
 
 
@@ -57,7 +58,7 @@ def main(command: Command) -> None:
     else:
         print(f"checked; {command.stage} data is tokenized by its training stage, which this version does not have")
     if command.json is not None:
-        write_json(figures, Path(command.json))
+        write_json(Path(command.json), figures)
 
 
 def print_table(figures: dict[str, Any]) -> None:

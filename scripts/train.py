@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 from minigpt_jax.cli import run_with
-from minigpt_jax.dry_run import expected_cost, write_json
+from minigpt_jax.dry_run import expected_cost
+from minigpt_jax.files import write_json
 from minigpt_jax.train_command import Request, read_command_line
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "not finite": 1}
@@ -21,7 +22,7 @@ def main(request: Request) -> None:
         for name, value in figures.items():
             print(f"{name:24} {value:,}" if isinstance(value, int) else f"{name:24} {value}")
         if request.command.json is not None:
-            write_json(figures, Path(request.command.json))
+            write_json(Path(request.command.json), figures)
         return
     result = launch(config, given=request.given, make_engine=JaxEngine, accelerator=accelerator())
     sys.exit(EXIT_CODES[result.ending])

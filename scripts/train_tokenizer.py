@@ -5,7 +5,6 @@ The shipped tokenizer was made by this script: minigpt_jax/assets/tokenizer/TRAI
 
 import dataclasses
 import hashlib
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ import tyro
 from minigpt_jax.cli import run
 from minigpt_jax.data.records import expand_paths, iter_texts
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import write_json
 from minigpt_jax.tokenizer import EvaluationRow, evaluate_tokenizer, train_tokenizer, weight_english
-from minigpt_jax.tracking import replace_file
 
 
 @dataclass(frozen=True)
@@ -81,14 +80,6 @@ def file_sha256(path: Path) -> str:
     """The hash of the file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_json(path: Path, report: object) -> None:
-    """Write `report` whole or not at all."""
-    try:
-        replace_file(path, (json.dumps(report, ensure_ascii=False, indent=2) + "\n").encode("utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another --json") from error
 
 
 if __name__ == "__main__":

@@ -121,10 +121,10 @@ def interrupted_at(micro_batch: int) -> Callable[..., JaxEngine]:
     return Interrupted
 
 
-def failing(error: Exception, *, after: int) -> Callable[..., JaxEngine]:
-    """An engine that raises `error` when the numbers of micro-batch `after` are read."""
+def failing(error: Exception, *, after: int, engine: Any = JaxEngine) -> Callable[..., JaxEngine]:
+    """An engine that raises `error` when the numbers of more than `after` micro-batches are read."""
 
-    class Failing(JaxEngine):
+    class Failing(engine):
         reads = 0
 
         def read(self, handles: Any) -> list[StepReport]:

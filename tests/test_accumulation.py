@@ -75,7 +75,7 @@ def run(micro_batches, *, accumulation_steps, state=None, flush=False):
         state, reported = compiled_step(accumulation_steps)(state, arrays, jax.random.key(0))
         metrics.append(jax.device_get(reported))
     if flush:
-        state = compiled_flush()(state)
+        state, _ = compiled_flush()(state)
     return jax.tree.map(np.array, state), metrics
 
 

@@ -166,6 +166,33 @@ def test_intervals_may_change_on_resume(tmp_path):
     assert result.ending == "finished"
 
 
+def test_a_run_interrupted_in_its_last_update_finishes_and_stays_finished(tmp_path):
+    config = small_config(tmp_path)
+    assert train(config, interrupted_at(5)).ending == "finished"
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    train(dataclasses.replace(config, resume=True))
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_again_on_resume(tmp_path):
+    whole = train(small_config(tmp_path, out=str(tmp_path / "whole")))
+    config = small_config(tmp_path)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(config, failing(RuntimeError("power cut"), after=1))
+    resumed = train(dataclasses.replace(config, resume=True))
+    assert state_digest(resumed.directory, 6) == state_digest(whole.directory, 6)
+    assert timeless_metrics(resumed.directory) == timeless_metrics(whole.directory)
+
+
+def test_a_skipped_micro_batch_is_told_once_however_often_the_run_resumes(tmp_path):
+    config = small_config(tmp_path, save_interval=3, eval_interval=3)
+    bad = poisoned(lambda index: index == 4)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(config, failing(RuntimeError("power cut"), after=5, engine=bad))
+    run = train(dataclasses.replace(config, resume=True), bad).directory
+    assert len(events(run, "skipped micro-batch")) == 1
+
+
 def test_nothing_to_resume_is_said(tmp_path):
     with pytest.raises(UserError, match="nothing to resume"):
         train(small_config(tmp_path, resume=True))
@@ -250,6 +277,29 @@ def test_a_run_can_roll_back_and_go_on_with_half_the_rate(tmp_path):
     assert (event["step"], event["learning_rate_scale"]) == (2, 0.5)
     rates = {line["step"]: line.get("learning_rate") for line in timeless_metrics(result.directory)}
     assert (rates[2], rates[3]) == (pytest.approx(3e-3), pytest.approx(1.5e-3))
+
+
+def test_every_rollback_halves_the_rate_until_the_run_stops(tmp_path):
+    config = small_config(tmp_path, steps=20, max_non_finite_steps=1, on_non_finite="rollback", save_interval=2)
+    result = train(config, poisoned(lambda index: index >= 3))
+    assert result.ending == "not finite"
+    scales = [event["learning_rate_scale"] for event in events(result.directory, "rolled back")]
+    assert scales == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64]
+
+
+def test_bad_lines_that_were_skipped_are_said_with_their_place(tmp_path, capsys):
+    config = small_config(tmp_path, skip_bad_lines=True)
+    with (tmp_path / "data.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"text": 3}\n')
+    train(config)
+    assert f"first at {tmp_path / 'data.jsonl'}:61" in capsys.readouterr().out
+
+
+def test_a_shape_asked_for_beside_init_from_is_not_ignored(tmp_path):
+    first = train(small_config(tmp_path)).directory
+    options = {"init_from": str(first), "model": None, "num_layers": None, "hidden_size": 64}
+    with pytest.raises(UserError, match="hidden_size 32, not 64"):
+        train(small_config(tmp_path, out=str(tmp_path / "second"), **options))
 
 
 def test_a_full_disk_is_one_sentence(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from minigpt_jax import tracking
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import replace_file
 from minigpt_jax.tracking import (
     METRIC_NAMES,
     EventsLog,
@@ -20,7 +21,6 @@ from minigpt_jax.tracking import (
     make_tracker,
     read_events,
     read_metrics,
-    replace_file,
     write_csv,
 )
 

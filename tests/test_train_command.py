@@ -91,6 +91,9 @@ def test_names_that_minimind_uses_are_understood(tmp_path, environment):
         (["--resume", "--out", "nowhere"], "nothing to resume: nowhere"),
         (["--out", "bad.jsonl"], "--out bad.jsonl is a file"),
         (["--out", "/proc/run", "--data", "good.jsonl"], "cannot write the run directory /proc/run"),
+        (["--data", ""], "--data is an empty name"),
+        (["--seed", "4294967296"], "--seed must be below 2**32"),
+        (["--data", "good.jsonl", "--max-seq-len", "40000"], "--max-seq-len 40000 is more than"),
         (["--init-from", "nowhere"], "nowhere is not a run directory"),
     ],
 )

@@ -54,7 +54,7 @@ __all__ = [
 _BUILDING = ".building-"
 _CHUNK_BYTES = 1 << 20
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with (bytes of the sources consumed, bytes in all)."""
 
 
@@ -64,7 +64,7 @@ def build_token_cache(
     *,
     cache_root: Path,
     skip_bad_lines: bool = False,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> TokenCache:
     """The cache of `inputs` below `cache_root`, made when it is not there yet.
 
@@ -90,7 +90,7 @@ def write_token_cache(
     *,
     directory: Path,
     skip_bad_lines: bool = False,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> TokenCache:
     """As `build_token_cache`, with the cache's directory named by the caller.
 
@@ -148,7 +148,7 @@ def _build(
     directory: Path,
     *,
     skip_bad_lines: bool,
-    on_progress: Progress | None,
+    on_progress: OnProgress | None,
 ) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def _write(
     dtype: np.dtype[Any],
     *,
     skip_bad_lines: bool,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> CacheReport:
     read = ReadReport()
     records = read_records(

@@ -14,8 +14,8 @@ import numpy as np
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.data import sample
 from minigpt_jax.data.batching import BatchSource, evaluation_batches
-from minigpt_jax.data.cache import Progress, build_token_cache
-from minigpt_jax.data.cache_format import TokenCache, is_token_cache, open_token_cache, split_documents
+from minigpt_jax.data.cache import OnProgress, build_token_cache
+from minigpt_jax.data.cache_format import CacheReport, TokenCache, is_token_cache, open_token_cache, split_documents
 from minigpt_jax.errors import UserError
 from minigpt_jax.tokenizer import Tokenizer
 
@@ -35,6 +35,9 @@ class Corpus:
     """None when a single document leaves nothing to hold out."""
     training_key: str
     """Hash of the training documents and how they were tokenized; a resumed run needs the same."""
+    validation_documents: int
+    left_out: str
+    """What of the training files was not used, in words; empty when everything was."""
     questions: tuple[sample.Question, ...]
     """Questions on the sample corpus that no training text contains; empty on other data."""
 
@@ -45,7 +48,7 @@ def cache_directory() -> Path:
 
 
 def load_corpus(
-    config: TrainConfig, tokenizer: Tokenizer, *, model_vocab_size: int, on_progress: Progress | None = None
+    config: TrainConfig, tokenizer: Tokenizer, *, model_vocab_size: int, on_progress: OnProgress | None = None
 ) -> Corpus:
     """Read, tokenize (once; later runs reuse the cache) and plan the data of a pretraining run.
 
@@ -64,11 +67,7 @@ def load_corpus(
             f"the tokenizer has {tokenizer.vocab_size} entries but the model's vocabulary only {model_vocab_size}; "
             "choose a tokenizer that fits the model"
         )
-    files = (
-        None
-        if config.data
-        else sample.write_sample(cache_directory() / "sample" / f"seed-{config.seed}", seed=config.seed)
-    )
+    files = None if config.data else _sample_files(config.seed)
     training_paths = config.data if files is None else (str(files["pretrain"]),)
     validation_paths = config.val_data if files is None or config.val_data else (str(files["pretrain_val"]),)
 
@@ -102,7 +101,7 @@ def load_corpus(
         batching=config.batching,
         batch_size=rows,
         max_seq_len=time,
-        seed=config.seed,
+        seed=config.seed + (config.stage_number << 32),
         num_epochs=config.epochs,
         num_batches=endless if config.epochs is None else None,
     )
@@ -111,4 +110,27 @@ def load_corpus(
         documents = validation_documents[:VALIDATION_DOCUMENTS]
         validation = evaluation_batches(held_out, documents, batch_size=rows, max_seq_len=time)
     questions = tuple(sample.heldout_questions(count=QUESTIONS)) if files is not None else ()
-    return Corpus(source, validation, training.key, questions)
+    return Corpus(
+        source,
+        validation,
+        training.key,
+        min(len(validation_documents), VALIDATION_DOCUMENTS),
+        _left_out(training.report),
+        questions,
+    )
+
+
+def _left_out(report: CacheReport) -> str:
+    parts = [f"{report.duplicates} duplicates"] if report.duplicates else []
+    for reason, count in report.skipped.items():
+        parts.append(f"{count} lines ({reason}; first at {report.examples[reason]})")
+    return ", ".join(parts)
+
+
+def _sample_files(seed: int) -> dict[str, Path]:
+    directory = cache_directory() / "sample" / f"seed-{seed}"
+    try:
+        return sample.write_sample(directory, seed=seed)
+    except OSError as error:
+        reason = f"cannot write the sample corpus to {directory}: {error.strerror}"
+        raise UserError(f"{reason}; XDG_CACHE_HOME names another place") from error

@@ -4,15 +4,13 @@ Framework-free.
 """
 
 import json
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from minigpt_jax.config import Batching
-from minigpt_jax.data.cache import Progress, write_token_cache
+from minigpt_jax.data.cache import OnProgress, write_token_cache
 from minigpt_jax.data.cache_format import Tokenizer
 from minigpt_jax.data.dedupe import SeenTexts, text_digest
 from minigpt_jax.data.packing import count_pieces, real_fraction
@@ -28,7 +26,7 @@ def prepare_texts(
     *,
     out: Path,
     skip_bad_lines: bool = False,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Make the token cache `out` of pretraining texts and give its figures.
 
@@ -48,7 +46,7 @@ def check_conversations(
     *,
     stage: Literal["sft", "dpo"],
     skip_bad_lines: bool = False,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Validate conversations or preference pairs, find exact duplicates, and give the figures. Nothing is written.
 
@@ -77,12 +75,6 @@ def check_conversations(
         "documents": documents,
         "text_bytes": text_bytes,
     }
-
-
-def peak_memory_bytes() -> int:
-    """The most resident memory that this process has had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _content_bytes(value: dict[str, Any]) -> int:
