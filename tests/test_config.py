@@ -110,7 +110,7 @@ MODELS = st.builds(
 RUNS = st.builds(
     TrainConfig,
     model=st.none() | st.sampled_from(sorted(PRESETS)),
-    data=st.lists(st.text(), max_size=3).map(tuple),
+    data=st.lists(st.text(min_size=1), max_size=3).map(tuple),
     steps=st.none() | st.integers(1, 10**9),
     learning_rate=st.none() | st.floats(1e-9, 1.0),
     dtype=st.sampled_from([None, "float32", "bfloat16", "float64"]),

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigpt_jax import tracking
 from minigpt_jax.errors import UserError
 from minigpt_jax.files import replace_file
 from minigpt_jax.tracking import (
@@ -132,7 +131,7 @@ def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path
     def disk_full(_descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tracking.os, "fsync", disk_full)
+    monkeypatch.setattr(os, "fsync", disk_full)
     with pytest.raises(OSError, match="No space"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
