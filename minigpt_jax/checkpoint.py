@@ -101,7 +101,11 @@ class CheckpointStore:
         try:
             return self._checkpointer.load(step, abstract, checkpointable_name=name)
         except (ValueError, KeyError, OSError) as error:
-            raise UserError(f"checkpoint {path} does not fit this model: {_first_cause(error)}") from error
+            older = [other for other in self.steps if other < step]
+            remedy = f"delete it to continue from step {older[-1]}" if older else "there is no older one"
+            raise UserError(
+                f"checkpoint {path} is damaged or of another model; {remedy} ({_first_cause(error)})"
+            ) from error
 
     def progress(self, step: int) -> dict[str, Any]:
         """The loop's progress that was saved with checkpoint `step`."""

@@ -59,6 +59,9 @@ def parse(config_type: type[Config], arguments: Sequence[str], *, default: Confi
 def _in_one_line(parser_message: str) -> str:
     """What tyro says in a box over many lines, without the box, the title and the repeated help text."""
     text = " ".join(_BOX_DRAWING.sub(" ", parser_message).split())
+    mismatch = re.match(r".*Error parsing (--\S+): .* could be instantiated from \['(.*?)'\]", text)
+    if mismatch:
+        return f"{mismatch[1]} cannot be {mismatch[2]!r} (--help lists every option)"
     text = re.split(r" Argument helptext:| For full helptext", text)[0]
     for title in ("Parsing error ", "Value error ", "Invalid choice ", "Unrecognized options ", "Required options "):
         text = text.removeprefix(title)

@@ -23,6 +23,9 @@ TrackerName = Literal["none", "wandb", "tensorboard", "swanlab"]
 NonFiniteAction = Literal["stop", "rollback"]
 
 
+MOST_EPOCHS = 1_000_000
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UserError(message)
@@ -225,6 +228,7 @@ class TrainConfig:
         ):
             value = getattr(self, name)
             _require(value is None or value >= least, f"{_flag(name)} must be at least {least}, got {value}")
+            _require(value is None or value < 2**32, f"{_flag(name)} must be below 2**32, got {value}")
         for name in ("epochs", "learning_rate", "adam_eps"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, f"{_flag(name)} must be positive and finite, got {value}")
@@ -235,8 +239,9 @@ class TrainConfig:
             value = getattr(self, name)
             _require(0 <= value < 1, f"{_flag(name)} must be at least 0 and below 1, got {value}")
         _require(0 <= self.min_lr_ratio <= 1, f"--min-lr-ratio must lie between 0 and 1, got {self.min_lr_ratio}")
-        # Beyond 32 bits JAX and NumPy would not take the same seed.
-        _require(self.seed < 2**32, f"--seed must be below 2**32, got {self.seed}")
+        _require(self.accumulation_steps < 2**31, f"--accumulation-steps {self.accumulation_steps} is too many")
+        _require((self.epochs or 1) <= MOST_EPOCHS, f"--epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}")
+        _require((self.learning_rate or 0) <= 1, f"--learning-rate must be at most 1, got {self.learning_rate}")
         for name in ("data", "val_data", "out", "tokenizer", "init_from"):
             value = getattr(self, name)
             empty = value == "" or (isinstance(value, tuple) and "" in value)
@@ -320,7 +325,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     _require(isinstance(value, dict), f"{path} must hold one JSON object, not {type(value).__name__}")
     assert isinstance(value, dict)

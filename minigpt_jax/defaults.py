@@ -7,6 +7,7 @@ the machine.
 import dataclasses
 
 from minigpt_jax.config import ModelConfig, TrainConfig, preset
+from minigpt_jax.errors import UserError
 
 SAMPLE_EPOCHS = 3.0
 """Passes over the sample corpus: about three minutes of the tiny preset on two CPU cores."""
@@ -40,14 +41,24 @@ def resolve(config: TrainConfig, *, accelerator: str | None) -> TrainConfig:
 
 
 def model_config(config: TrainConfig) -> ModelConfig:
-    """The model's shape: the preset with the overrides of the training configuration."""
+    """The model's shape: the preset with the overrides of the training configuration.
+
+    Raises:
+        UserError: a width that the heads do not divide, or rows longer than the model is meant for.
+    """
     assert config.model is not None
     shape = preset(config.model)
     if config.hidden_size is not None:
+        unit = 2 * shape.num_heads  # heads of an even size, for the rotary pairs
+        if config.hidden_size % unit:
+            raise UserError(f"--hidden-size must be a multiple of {unit} for {config.model}, got {config.hidden_size}")
         # What the preset derives from its width follows the new one.
         shape = dataclasses.replace(shape, hidden_size=config.hidden_size, head_dim=0, intermediate_size=0)
     if config.num_layers is not None:
         shape = dataclasses.replace(shape, num_layers=config.num_layers)
+    longest = shape.max_position_embeddings
+    if config.max_seq_len > longest:
+        raise UserError(f"--max-seq-len {config.max_seq_len} is more than {config.model} is meant for ({longest})")
     return shape
 
 

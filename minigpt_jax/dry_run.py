@@ -48,12 +48,15 @@ def expected_cost(
     train = resolve(with_model_of_source(config), accelerator=accelerator)
     model = model_config(train)
     assert train.batch_size is not None
+    if train.val_data and not is_token_cache(Path(train.val_data[0])):
+        expand_paths(train.val_data)
+    data_tokens = _tokens_of(train.data)
     tokens_per_update = train.batch_size * train.accumulation_steps * train.max_seq_len
     if train.steps is not None:
         updates = train.steps
     else:
         assert train.epochs is not None
-        updates = max(1, math.ceil(train.epochs * _tokens_of(train.data) / tokens_per_update))
+        updates = max(1, math.ceil(train.epochs * data_tokens / tokens_per_update))
     flops = training_flops_per_token(model, time=train.max_seq_len) * tokens_per_update * updates
     return {
         "model": train.model,

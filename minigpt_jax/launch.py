@@ -113,10 +113,6 @@ def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | N
         train = resolve(with_model_of_source(config), accelerator=accelerator)
         directory = new_run_directory(config.out, name=_run_name(train))
         model, tokenizer = _model_and_tokenizer(train)
-    if train.max_seq_len > model.max_position_embeddings:
-        raise UserError(
-            f"--max-seq-len {train.max_seq_len} is more than the model is meant for ({model.max_position_embeddings})"
-        )
     with tokenizing_progress() as on_progress:
         corpus = load_corpus(train, tokenizer, model_vocab_size=model.vocab_size, on_progress=on_progress)
     total_updates = train.steps or math.ceil(len(corpus.training) / train.accumulation_steps)
@@ -150,6 +146,8 @@ def _train(run: Run, engine: Engine) -> Result:
     progress = _resume(run, engine) if run.train.resume else _start(run, engine)
     if any(event["kind"] == "finished" for event in read_events(run.directory.path)):
         say(f"{run.directory.path} is finished ({progress.updates} updates); nothing to do")
+        if not (run.directory.path / "report.html").exists():
+            _conclude(run, engine, "finished", step=progress.updates)
         return Result(run.directory.path, "finished", progress.updates)
     tracker = make_tracker(
         run.train.tracker,
@@ -187,6 +185,9 @@ def _start(run: Run, engine: Engine) -> Progress:
         engine.restore_parameters(source.checkpoints, source.best_checkpoint())
     if not run.train.resume:
         run.directory.create(run.model, run.train, run.tokenizer)
+    # What a run that died before its first checkpoint has logged happens again.
+    EventsLog(run.directory.path).truncate_after(-1)
+    MetricsLog(run.directory.path).truncate_after(-1)
     EventsLog(run.directory.path).write("started", step=0, data=run.corpus.training_key)
     return Progress(data=run.corpus.training_key)
 
@@ -197,10 +198,12 @@ def _resume(run: Run, engine: Engine) -> Progress:
     events, metrics = EventsLog(path), MetricsLog(path)
     if not steps:
         say(f"{path} has no finished checkpoint; starting it from the beginning")
-        events.truncate_after(-1)
-        metrics.truncate_after(-1)
         return _start(run, engine)
-    progress = Progress.from_json(engine.restore(steps[-1]))
+    try:
+        progress = Progress.from_json(engine.restore(steps[-1]))
+    except (KeyError, TypeError) as error:
+        newest = run.directory.checkpoints / str(steps[-1])
+        raise UserError(f"checkpoint {newest} is damaged; delete it to continue from an older one") from error
     if progress.data != run.corpus.training_key:
         raise UserError(
             f"the training data or tokenizer changed since {path} was started; it cannot be resumed exactly"
@@ -247,6 +250,8 @@ def _announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
         f"{training.predictions_per_epoch:,} tokens a pass, {training.real_fraction:.1%} of positions real; "
         f"validating on {run.corpus.validation_documents} documents; writing {run.directory.path}"
     )
+    if run.corpus.overlap:
+        say(f"{run.corpus.overlap} of the validation documents are in the training data as well")
     if run.corpus.left_out:
         say(f"left out: {run.corpus.left_out}")
 

@@ -53,8 +53,8 @@ class RunDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            tokenizer.save(self.path / "tokenizer")
             self.write_config(model, train)
+            tokenizer.save(self.path / "tokenizer")
         except OSError as error:
             raise UserError(f"cannot write the run directory {self.path}: {error.strerror}; choose --out") from error
 
@@ -87,13 +87,17 @@ class RunDirectory:
         """The run's own tokenizer."""
         return load_tokenizer(self.path / "tokenizer")
 
+    def saved_steps(self) -> list[int]:
+        """Steps of the checkpoints on disk."""
+        return [int(path.name) for path in self.checkpoints.glob("*") if path.name.isdigit()]
+
     def best_checkpoint(self) -> int:
         """Step of the checkpoint with the lowest validation loss, or of the newest when none was validated.
 
         Raises:
             UserError: there is no checkpoint.
         """
-        steps = [int(path.name) for path in self.checkpoints.glob("*") if path.name.isdigit()]
+        steps = self.saved_steps()
         if not steps:
             raise UserError(f"{self.path} has no finished checkpoint")
         losses = {row["step"]: row["val_loss"] for row in read_metrics(self.path) if row.get("val_loss") is not None}
@@ -129,6 +133,9 @@ def new_run_directory(out: str | None, *, name: str) -> RunDirectory:
     if path.exists() and not path.is_dir():
         raise UserError(f"--out {out} is a file; give a directory")
     if (path / "config.json").exists():
+        # A run that died before its first checkpoint left nothing to keep.
+        if not RunDirectory(path).saved_steps():
+            return RunDirectory(path)
         raise UserError(f"{out} already holds a run: add --resume to continue it, or choose another --out")
     if path.exists() and any(path.iterdir()):
         raise UserError(f"{out} is not empty and is not a run directory; choose another --out")

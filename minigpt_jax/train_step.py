@@ -106,16 +106,18 @@ def make_train_step(graph: nnx.GraphDef[Transformer], config: TrainConfig, *, to
         window = accumulate(optimizer, accumulation_steps=config.accumulation_steps, dtype=loss_sum.dtype)
         before = state.opt_state
         updates, opt_state = window.update(augmented(gradients, tokens), before, augmented(state.parameters))
-        skipped = (opt_state.mini_step == before.mini_step) & (opt_state.gradient_step == before.gradient_step)
+        new_state = _apply(state, updates["parameters"], opt_state)
+        after = new_state.opt_state
+        skipped = (after.mini_step == before.mini_step) & (after.gradient_step == before.gradient_step)
         metrics = StepMetrics(
             loss_sum=loss_sum,
             supervised_tokens=supervised,
             skipped=skipped,
-            updates=opt_state.gradient_step,
-            grad_norm=optax.tree.get(opt_state.inner_opt_state, "grad_norm"),
+            updates=after.gradient_step,
+            grad_norm=optax.tree.get(after.inner_opt_state, "grad_norm"),
             learning_rate=schedule(before.gradient_step) * state.learning_rate_scale,
         )
-        return _apply(state, updates["parameters"], opt_state), metrics
+        return new_state, metrics
 
     return jax.jit(step, donate_argnums=0)
 
@@ -142,10 +144,16 @@ def make_eval_step(graph: nnx.GraphDef[Transformer]) -> EvalStep:
 
 
 def _apply(state: TrainState, updates: Tree, opt_state: optax.MultiStepsState) -> TrainState:
-    """Parameters move only when a window ended: adding a zero would turn -0.0 into 0.0."""
+    """The state after an update; all of the old state when the update would leave a parameter not finite.
+
+    Parameters move only when a window ended: adding a zero would turn -0.0 into 0.0.
+    """
     moved = opt_state.gradient_step != state.opt_state.gradient_step
+    sums = jax.tree.map(lambda old, update: old + state.learning_rate_scale * update, state.parameters, updates)
+    finite = jnp.isfinite(optax.tree.norm(sums))
 
-    def add(parameter: jax.Array, update: jax.Array) -> jax.Array:
-        return jnp.where(moved, parameter + state.learning_rate_scale * update, parameter)
+    def choose(accept: jax.Array, old: Tree, new: Tree) -> Tree:
+        return jax.tree.map(lambda before, after: jnp.where(accept, after, before), old, new)
 
-    return TrainState(jax.tree.map(add, state.parameters, updates), opt_state, state.learning_rate_scale)
+    parameters = choose(moved & finite, state.parameters, sums)
+    return TrainState(parameters, choose(finite, state.opt_state, opt_state), state.learning_rate_scale)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from minigpt_jax.cli import run
+from minigpt_jax.console import tokenizing_progress
 from minigpt_jax.cost import peak_memory_bytes
 from minigpt_jax.data.prepare import ROW_LENGTH, check_conversations, prepare_texts
 from minigpt_jax.files import write_json
@@ -37,13 +36,7 @@ class Command:
 def main(command: Command) -> None:
     """Prepare the data and print the table."""
     begin = time.perf_counter()
-    columns = (TextColumn("preparing"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("preparing", total=None)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
+    with tokenizing_progress() as report:
         options: dict[str, Any] = {"skip_bad_lines": command.skip_bad_lines, "on_progress": report}
         if command.stage == "pretrain":
             tokenizer = load_tokenizer(command.tokenizer)

@@ -226,7 +226,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     foreign = train(other, interrupted_at(2)).directory
     (run / "checkpoints").rename(tmp_path / "away")
     (foreign / "checkpoints").rename(run / "checkpoints")
-    with pytest.raises(UserError, match="does not fit this model"):
+    with pytest.raises(UserError, match="is damaged or of another model"):
         train(dataclasses.replace(config, resume=True))
 
 
@@ -300,6 +300,49 @@ def test_a_shape_asked_for_beside_init_from_is_not_ignored(tmp_path):
     options = {"init_from": str(first), "model": None, "num_layers": None, "hidden_size": 64}
     with pytest.raises(UserError, match="hidden_size 32, not 64"):
         train(small_config(tmp_path, out=str(tmp_path / "second"), **options))
+
+
+def test_weights_that_would_not_be_finite_are_not_taken(tmp_path):
+    config = small_config(tmp_path, max_non_finite_steps=2, warmup_steps=0)
+
+    class Exploding(JaxEngine):
+        """From micro-batch 2 on, the rate is so high that every update overflows."""
+
+        def train_step(self, batch):
+            if batch.index == 2:
+                self.set_learning_rate_scale(1e38)
+                self._state = self.state._replace(learning_rate_scale=self.state.learning_rate_scale * 1e3)
+            return super().train_step(batch)
+
+    result = train(config, Exploding)
+    assert (result.ending, result.step) == ("not finite", 2)
+    parameters = jax.tree.leaves(saved_trees(result.directory, 2)["parameters"])
+    assert all(np.isfinite(leaf).all() for leaf in parameters)
+
+
+def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path):
+    config = small_config(tmp_path)
+    run = train(config, interrupted_at(4)).directory
+    (run / "checkpoints" / "4" / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(UserError, match="4 is damaged; delete it to continue from an older one"):
+        train(dataclasses.replace(config, resume=True))
+
+
+def test_validation_text_that_is_trained_on_as_well_is_said(tmp_path, capsys):
+    train(small_config(tmp_path, val_data=(str(write_documents(tmp_path / "data.jsonl")),)))
+    assert "60 of the validation documents are in the training data as well" in capsys.readouterr().out
+
+
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path):
+    from minigpt_jax.data.cache import write_token_cache
+    from minigpt_jax.tokenizer import load_tokenizer
+
+    config = small_config(tmp_path, data=(str(tmp_path / "cache"),))
+    write_token_cache([write_documents(tmp_path / "d.jsonl")], load_tokenizer(), directory=tmp_path / "cache")
+    tokens = tmp_path / "cache" / "tokens.bin"
+    tokens.write_bytes(b"\xff" * tokens.stat().st_size)
+    with pytest.raises(UserError, match="is damaged: it has token 65535"):
+        train(config)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path):

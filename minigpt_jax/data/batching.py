@@ -178,14 +178,22 @@ class BatchSource:
         place = np.repeat(first_position, length) + within
         segment = np.arange(len(pieces)) - first_of_row[row] + 1
 
+        ids = self._cache.tokens[np.concatenate([source, source + 1])]
+        if ids.max() >= self._cache.vocab_size:
+            raise UserError(
+                f"{self._cache.directory} is damaged: it has token {ids.max()}, and its vocabulary ends at "
+                f"{self._cache.vocab_size - 1}; delete it and prepare the data again"
+            )
+        inputs, targets = np.split(ids, 2)
+
         def spread(values: Any, dtype: type[np.number[Any]]) -> NDArray[Any]:
             flat = np.zeros(shape[0] * shape[1], dtype)
             flat[place] = values
             return flat.reshape(shape)
 
         return Batch(
-            tokens=spread(self._cache.tokens[source], np.int32),
-            targets=spread(self._cache.tokens[source + 1], np.int32),
+            tokens=spread(inputs, np.int32),
+            targets=spread(targets, np.int32),
             loss_weights=spread(1, np.float32),
             segment_ids=spread(np.repeat(segment, length), np.int32),
             positions=spread(within, np.int32),

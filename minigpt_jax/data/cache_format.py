@@ -147,7 +147,10 @@ class TokenCache:
 
 def is_token_cache(directory: Path) -> bool:
     """Whether `directory` is meant to be a token cache; `open_token_cache` says whether it is whole."""
-    return (directory / META).is_file()
+    try:
+        return (directory / META).is_file()
+    except OSError:  # a name that is too long, say
+        return False
 
 
 def open_token_cache(directory: Path) -> TokenCache:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.data import sample
@@ -26,6 +27,9 @@ QUESTIONS = 104
 """Held-out questions that a model trained on the sample is asked: four of each kind in each language."""
 
 
+IntArray = NDArray[np.integer]
+
+
 @dataclass(frozen=True)
 class Corpus:
     """The data of one run."""
@@ -36,6 +40,8 @@ class Corpus:
     training_key: str
     """Hash of the training documents and how they were tokenized; a resumed run needs the same."""
     validation_documents: int
+    overlap: int
+    """Validation documents whose text is in the training data as well."""
     left_out: str
     """What of the training files was not used, in words; empty when everything was."""
     questions: tuple[sample.Question, ...]
@@ -72,6 +78,8 @@ def load_corpus(
     validation_paths = config.val_data if files is None or config.val_data else (str(files["pretrain_val"]),)
 
     def tokenized(paths: Sequence[str]) -> TokenCache:
+        if len(paths) > 1 and any(is_token_cache(Path(path)) for path in paths):
+            raise UserError("a prepared cache is given alone: prepare all the data into one")
         if len(paths) == 1 and is_token_cache(Path(paths[0])):
             cache = open_token_cache(Path(paths[0]))
             cache.require_tokenizer(tokenizer)
@@ -115,9 +123,17 @@ def load_corpus(
         validation,
         training.key,
         min(len(validation_documents), VALIDATION_DOCUMENTS),
+        _overlap(training, training_documents, held_out, validation_documents[:VALIDATION_DOCUMENTS]),
         _left_out(training.report),
         questions,
     )
+
+
+def _overlap(
+    training: TokenCache, training_documents: IntArray, held_out: TokenCache, validation_documents: IntArray
+) -> int:
+    met = np.isin(held_out.digests[validation_documents], training.digests[training_documents])
+    return int(np.count_nonzero(met))
 
 
 def _left_out(report: CacheReport) -> str:
