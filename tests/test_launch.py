@@ -323,8 +323,9 @@ def test_weights_that_would_not_be_finite_are_not_taken(tmp_path):
 def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path):
     config = small_config(tmp_path)
     run = train(config, interrupted_at(4)).directory
-    (run / "checkpoints" / "4" / "_CHECKPOINT_METADATA").unlink()
-    with pytest.raises(UserError, match="4 is damaged; delete it to continue from an older one"):
+    newest = max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+    (run / "checkpoints" / str(newest) / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(UserError, match=f"{newest} is damaged; delete it to continue from an older one"):
         train(dataclasses.replace(config, resume=True))
 
 
