@@ -9,7 +9,7 @@ import dataclasses
 from minigpt_jax.config import ModelConfig, TrainConfig, preset
 from minigpt_jax.errors import UserError
 
-SAMPLE_EPOCHS = 3.0
+SAMPLE_EPOCHS = 2.5
 """Passes over the sample corpus: about three minutes of the tiny preset on two CPU cores."""
 
 BATCH_SIZE, SAMPLE_BATCH_SIZE = 8, 2

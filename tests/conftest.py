@@ -1,10 +1,10 @@
 """Fixtures of the tests."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A first example may compile for seconds, so examples have no deadline.
-settings.register_profile("minigpt", deadline=None)
+settings.register_profile("minigpt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("minigpt")
 
 

@@ -25,6 +25,7 @@ class CountingCache:
 
     lengths: np.ndarray
     directory: Path = Path("corpus")
+    vocab_size: int = 1 << 16
     released: int = 0
     tokens: np.ndarray = field(init=False)
     starts: np.ndarray = field(init=False)
@@ -167,6 +168,13 @@ def test_only_the_named_documents_are_used():
     assert seen == cache.predictions_of(chosen)
     assert {document for batch in source for document in batch.documents} == set(chosen.tolist())
     assert source.record_ids(source[0]) == [f"corpus:{document + 1}" for document in source[0].documents]
+
+
+def test_a_token_outside_the_vocabulary_never_reaches_a_batch():
+    source = source_of([10] * 4)
+    source._cache.vocab_size = 39  # the last label of the last document is 39
+    with pytest.raises(UserError, match="corpus is damaged: it has token 39, and its vocabulary ends at 38"):
+        list(source)
 
 
 # --- Packing ---
