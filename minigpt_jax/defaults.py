@@ -10,7 +10,7 @@ from minigpt_jax.config import ModelConfig, TrainConfig, preset
 from minigpt_jax.errors import UserError
 
 SAMPLE_EPOCHS = 2.5
-"""Passes over the sample corpus: about three minutes of the tiny preset on two CPU cores."""
+"""Passes over the sample corpus: about four minutes of the tiny preset on two CPU cores."""
 
 BATCH_SIZE, SAMPLE_BATCH_SIZE = 8, 2
 """Rows of a micro-batch on a CPU; four times as many on an accelerator. The sample is so small that more updates are
