@@ -16,8 +16,9 @@ from minigpt_jax.config import Initializer, ModelConfig
 
 Parameters = dict[str, Any]
 
-EMBEDDING_STD = 0.05
-"""Standard deviation of the embedding table under both rules."""
+EMBEDDING_SCALE = 6.4
+"""The embedding's standard deviation is this over the width: 0.05 at 128, 0.0125 at 512. The table is the head as well,
+so at the start a token's logit for itself is width times deviation: this number, at every width, and no sure guess."""
 
 RESIDUAL_SCALE = 0.1
 """Scale of what a block writes at the start. The table is tied to the head, so it is small; branches of unit scale
@@ -31,8 +32,8 @@ def initial_parameters(
 
     `scaled_normal`: kernels from N(0, 1 / fan_in); the two that write to the residual stream (o_proj, down_proj)
     are multiplied by RESIDUAL_SCALE / sqrt(2 * num_layers) (the root: Radford et al., 2019). `xavier`: kernels from
-    U(-a, a), a = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010). The embedding is N(0, EMBEDDING_STD^2)
-    under both. Each tensor has a stream of its own, from the seed and its name.
+    U(-a, a), a = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010). The embedding is
+    N(0, (EMBEDDING_SCALE / D)^2) under both. Each tensor has a stream of its own, from the seed and its name.
 
     Args:
         config: the model's shape.
@@ -81,7 +82,7 @@ def initial_parameters(
         }
 
     parameters: Parameters = {
-        "embed_tokens": {"embedding": normal("embed_tokens", (config.vocab_size, hidden), EMBEDDING_STD)},
+        "embed_tokens": {"embedding": normal("embed_tokens", (config.vocab_size, hidden), EMBEDDING_SCALE / hidden)},
         "layers": {number: block(number) for number in range(config.num_layers)},
         "norm": norm(hidden),
     }

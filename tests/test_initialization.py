@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from minigpt_jax.config import ModelConfig
-from minigpt_jax.initialization import EMBEDDING_STD, RESIDUAL_SCALE, initial_parameters
+from minigpt_jax.initialization import EMBEDDING_SCALE, RESIDUAL_SCALE, initial_parameters
 from minigpt_jax.model import Transformer
 
 CONFIG = ModelConfig(vocab_size=400, hidden_size=96, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=160)
@@ -49,7 +49,7 @@ def test_xavier_is_uniform_up_to_its_limit():
 @pytest.mark.parametrize("initializer", ["scaled_normal", "xavier"])
 def test_the_embedding_has_the_same_spread_under_both_rules(initializer):
     table = initial_parameters(CONFIG, initializer=initializer, seed=0)["embed_tokens"]["embedding"]
-    assert abs(table.std() / EMBEDDING_STD - 1) < 5 / np.sqrt(2 * table.size)
+    assert abs(table.std() / (EMBEDDING_SCALE / table.shape[1]) - 1) < 5 / np.sqrt(2 * table.size)
 
 
 def test_a_tensor_is_drawn_alike_whatever_else_the_model_holds():
@@ -61,3 +61,21 @@ def test_a_tensor_is_drawn_alike_whatever_else_the_model_holds():
 def test_float32_is_the_float64_draw_rounded_once():
     draws = [initial_parameters(CONFIG, initializer="xavier", seed=1, dtype=name) for name in ("float32", "float64")]
     np.testing.assert_equal(draws[0], jax.tree.map(lambda leaf: leaf.astype(np.float32), draws[1]))
+
+
+@pytest.mark.parametrize("hidden_size", [128, 512])
+def test_a_fresh_model_knows_nothing_at_every_width(hidden_size):
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from minigpt_jax.loss import next_token_loss
+    from minigpt_jax.model import model_graph
+
+    config = ModelConfig(hidden_size=hidden_size, num_layers=2)
+    drawn = initial_parameters(config, initializer="scaled_normal", seed=0)
+    model = nnx.merge(model_graph(config, dtype=jnp.dtype("float32"), kernel="reference"), drawn)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 32)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(31, dtype=np.int32), (2, 31))
+    hidden = model(tokens[:, :-1], segment_ids=np.ones((2, 31), np.int32), positions=positions)
+    loss = next_token_loss(hidden, model.head, tokens[:, 1:].reshape(-1), np.ones(62, np.float32)) / 62
+    assert abs(float(loss) - np.log(config.vocab_size)) < 0.4
