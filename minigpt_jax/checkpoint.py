@@ -113,6 +113,11 @@ class CheckpointStore:
         assert isinstance(metadata, dict)
         return metadata
 
+    def val_loss(self, step: int) -> float | None:
+        """The validation loss at `step`; None where it was not measured."""
+        (metrics,) = [checkpoint.metrics for checkpoint in self._checkpointer.checkpoints if checkpoint.step == step]
+        return metrics["val_loss"] if metrics else None
+
     def close(self) -> None:
         """Wait for a save in progress and free the background threads.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 from minigpt_jax.errors import UserError
 
 Stage = Literal["pretrain"]
+Backend = Literal["jax", "torch"]
 Batching = Literal["packed", "bucketed", "padded"]
 DType = Literal["float32", "bfloat16", "float64"]
 Initializer = Literal["scaled_normal", "xavier"]
@@ -117,6 +118,11 @@ def preset(name: str) -> ModelConfig:
     return PRESETS[name]
 
 
+def preset_name(shape: ModelConfig) -> str | None:
+    """The name of the preset of this shape; None when there is none."""
+    return next((name for name, known in PRESETS.items() if known == shape), None)
+
+
 # --- Training ---
 
 
@@ -147,7 +153,8 @@ class TrainConfig:
     skip_bad_lines: bool = False
     """Count and report lines that are not valid records instead of stopping at the first."""
     init_from: str | None = None
-    """Start from the weights of another run directory (its best checkpoint) instead of fresh ones."""
+    """Start from the weights of another model instead of fresh ones: a run directory (its best checkpoint), a Hugging
+    Face directory, a .safetensors or a .pth file."""
     out: str | None = None
     """Run directory; out/<stage>-<model> when not given."""
     resume: bool = False
@@ -208,6 +215,8 @@ class TrainConfig:
     """What happens then: stop, or rollback to the newest checkpoint with half the learning rate."""
     tracker: TrackerName = "none"
     """Where metrics go besides metrics.jsonl and metrics.csv."""
+    backend: Backend = "jax"
+    """Framework that trains: jax, or torch (the twin: the same model, eager PyTorch). A run may change it on resume."""
 
     def __post_init__(self) -> None:
         _require(self.steps is None or self.epochs is None, "give --steps or --epochs, not both")

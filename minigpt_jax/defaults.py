@@ -6,7 +6,7 @@ the machine.
 
 import dataclasses
 
-from minigpt_jax.config import ModelConfig, TrainConfig, preset
+from minigpt_jax.config import ModelConfig, TrainConfig, preset, preset_name
 from minigpt_jax.errors import UserError
 
 SAMPLE_EPOCHS = 2.5
@@ -17,14 +17,16 @@ BATCH_SIZE, SAMPLE_BATCH_SIZE = 8, 2
 worth more than larger ones."""
 
 
-def resolve(config: TrainConfig, *, accelerator: str | None) -> TrainConfig:
+def resolve(config: TrainConfig, *, accelerator: str | None, source: ModelConfig | None = None) -> TrainConfig:
     """`config` with model, dtype, batch size, learning rate and length set.
 
     Args:
         config: as the person gave it.
         accelerator: "gpu", "tpu", ... or None on a machine that has only a CPU.
+        source: the shape of the model that the run starts from. Where it is no preset's, `model` stays None.
     """
-    model = config.model or ("minimind2-small" if accelerator else "tiny")
+    chosen = ("minimind2-small" if accelerator else "tiny") if source is None else preset_name(source)
+    model = config.model or chosen
     epochs = config.epochs
     if config.steps is None and epochs is None:
         epochs = 1.0 if config.data else SAMPLE_EPOCHS
@@ -36,16 +38,36 @@ def resolve(config: TrainConfig, *, accelerator: str | None) -> TrainConfig:
         batch_size=config.batch_size or (BATCH_SIZE if config.data else SAMPLE_BATCH_SIZE) * (4 if accelerator else 1),
     )
     if resolved.learning_rate is None:
-        resolved = dataclasses.replace(resolved, learning_rate=default_learning_rate(model_config(resolved)))
+        shape = source or model_config(resolved)
+        resolved = dataclasses.replace(resolved, learning_rate=default_learning_rate(shape))
     return resolved
 
 
-def model_config(config: TrainConfig) -> ModelConfig:
-    """The model's shape: the preset with the overrides of the training configuration.
+def model_config(config: TrainConfig, *, source: ModelConfig | None = None) -> ModelConfig:
+    """The model's shape: that of `source` where the run starts from a model, else the preset with its overrides.
 
     Raises:
-        UserError: a width that the heads do not divide, or rows longer than the model is meant for.
+        UserError: a width that the heads do not divide, rows longer than the model is meant for, or a shape asked for
+            that `source` does not have.
     """
+    shape = source or _preset_with_overrides(config)
+    if source is not None:
+        asked = _preset_with_overrides(config) if config.model is not None else source
+        changes = {name: getattr(config, name) for name in ("hidden_size", "num_layers") if getattr(config, name)}
+        wrong = [
+            f"{name} {getattr(source, name)}, not {value}"
+            for name, value in (dataclasses.asdict(asked) | changes).items()
+            if getattr(source, name) != value
+        ]
+        if wrong:
+            raise UserError(f"{config.init_from} holds another model ({'; '.join(wrong)}); leave --model out")
+    longest = shape.max_position_embeddings
+    if config.max_seq_len > longest:
+        raise UserError(f"--max-seq-len {config.max_seq_len} is more than the model is meant for ({longest})")
+    return shape
+
+
+def _preset_with_overrides(config: TrainConfig) -> ModelConfig:
     assert config.model is not None
     shape = preset(config.model)
     if config.hidden_size is not None:
@@ -56,9 +78,6 @@ def model_config(config: TrainConfig) -> ModelConfig:
         shape = dataclasses.replace(shape, hidden_size=config.hidden_size, head_dim=0, intermediate_size=0)
     if config.num_layers is not None:
         shape = dataclasses.replace(shape, num_layers=config.num_layers)
-    longest = shape.max_position_embeddings
-    if config.max_seq_len > longest:
-        raise UserError(f"--max-seq-len {config.max_seq_len} is more than {config.model} is meant for ({longest})")
     return shape
 
 

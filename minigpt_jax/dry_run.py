@@ -14,7 +14,7 @@ from minigpt_jax.data.cache_format import is_token_cache, open_token_cache
 from minigpt_jax.data.records import expand_paths
 from minigpt_jax.defaults import model_config, resolve
 from minigpt_jax.errors import UserError
-from minigpt_jax.run_directory import with_model_of_source
+from minigpt_jax.formats.model_files import Model
 
 BYTES_PER_TOKEN = 3.2
 """Of the shipped tokenizer on Chinese and English text."""
@@ -30,7 +30,11 @@ REACHED_FRACTION = 0.6
 
 
 def expected_cost(
-    config: TrainConfig, *, accelerator: str | None, matmul_flops: Callable[[Any], float]
+    config: TrainConfig,
+    *,
+    accelerator: str | None,
+    matmul_flops: Callable[[Any], float],
+    open_model: Callable[[str], Model],
 ) -> dict[str, Any]:
     """The figures that `--dry-run` prints. Nothing is written and no text is tokenized.
 
@@ -38,6 +42,7 @@ def expected_cost(
         config: as the person gave it.
         accelerator: the platform when it is not a CPU.
         matmul_flops: dtype name -> FLOPs per second of a large matrix product, measured.
+        open_model: finds the model that --init-from names.
 
     Returns:
         parameters, active_parameters, bytes_estimated (peak device memory of a step), tokens_per_update, updates,
@@ -45,8 +50,9 @@ def expected_cost(
     """
     if config.resume:
         raise UserError("--dry-run describes a run before it starts; leave --resume out")
-    train = resolve(with_model_of_source(config), accelerator=accelerator)
-    model = model_config(train)
+    source = open_model(config.init_from).config if config.init_from is not None else None
+    train = resolve(config, accelerator=accelerator, source=source)
+    model = model_config(train, source=source)
     assert train.batch_size is not None
     if train.val_data and not is_token_cache(Path(train.val_data[0])):
         expand_paths(train.val_data)

@@ -6,7 +6,6 @@ opaque handles. A step is dispatched without waiting for it; `read` waits.
 B batch  T time
 """
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from minigpt_jax.data.batching import Batch
 from minigpt_jax.data.corpus import cache_directory
 from minigpt_jax.generate import make_greedy_decoder
 from minigpt_jax.model import model_graph
+from minigpt_jax.optimizer import named_slots, with_named_slots
 from minigpt_jax.train_step import (
     BatchArrays,
     StepMetrics,
@@ -157,21 +157,15 @@ class JaxEngine:
 
     def save(self, step: int, *, progress: dict[str, Any], val_loss: float | None) -> None:
         """Start saving everything that training changes; does not wait for the disk."""
-        self.store.save(step, _trees(self.state), progress=progress, val_loss=val_loss)
+        self.store.save(step, trees_of(self.state), progress=progress, val_loss=val_loss)
 
     def restore(self, step: int) -> dict[str, Any]:
         """Continue from checkpoint `step`; returns the progress saved with it. `init` gave the shapes."""
-        loaded = {name: self.store.load(step, name, abstract_like(tree)) for name, tree in _trees(self.state).items()}
-        optimizer = loaded["optimizer"]
-        self._state = TrainState(loaded["parameters"], optimizer["opt_state"], optimizer["learning_rate_scale"])
+        loaded = {name: self.store.load(step, name, abstract_like(tree)) for name, tree in trees_of(self.state).items()}
+        scale = loaded["optimizer"].pop("learning_rate_scale")
+        opt_state = with_named_slots(self.state.opt_state, loaded["optimizer"])
+        self._state = TrainState(loaded["parameters"], opt_state, scale)
         return self.store.progress(step)
-
-    def restore_parameters(self, checkpoints: Path, step: int) -> None:
-        """Take only the parameters, from checkpoint `step` of another run's directory `checkpoints`."""
-        store = CheckpointStore(checkpoints, keep=sys.maxsize, read_only=True)
-        parameters = store.load(step, "parameters", abstract_like(self.state.parameters))
-        store.close()
-        self._state = self.state._replace(parameters=parameters)
 
     def saved_steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
@@ -213,10 +207,12 @@ class JaxEngine:
         )
 
 
-def _trees(state: TrainState) -> dict[str, Any]:
+def trees_of(state: TrainState) -> dict[str, Any]:
+    """The two trees of a checkpoint, in the layout of minigpt_jax/formats/checkpoints.py."""
+    slots = named_slots(state.opt_state)
     return {
         "parameters": state.parameters,
-        "optimizer": {"opt_state": state.opt_state, "learning_rate_scale": state.learning_rate_scale},
+        "optimizer": {**slots, "learning_rate_scale": state.learning_rate_scale},
     }
 
 

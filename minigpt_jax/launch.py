@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from minigpt_jax.config import ModelConfig, TrainConfig, to_json
 from minigpt_jax.console import RunConsole, say, tokenizing_progress
 from minigpt_jax.cost import parameter_count
 from minigpt_jax.data.corpus import Corpus, load_corpus
+from minigpt_jax.data.sample_questions import Question
 from minigpt_jax.defaults import default_warmup, model_config, resolve
 from minigpt_jax.errors import UserError
+from minigpt_jax.formats.model_files import Model
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.progress import Progress
 from minigpt_jax.report import last_values, write_report
@@ -26,7 +29,6 @@ from minigpt_jax.run_directory import (
     existing_run_directory,
     new_run_directory,
     resumed_config,
-    with_model_of_source,
 )
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
 from minigpt_jax.tracking import (
@@ -48,6 +50,9 @@ SHOWN_SAMPLES = 6
 EngineFactory = Callable[..., Engine]
 """(ModelConfig, TrainConfig, *, total_updates, checkpoints) -> Engine."""
 
+ModelOpener = Callable[[str], Model]
+"""Path -> the model there, in whatever format."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -59,6 +64,8 @@ class Run:
     tokenizer: Tokenizer
     corpus: Corpus
     total_updates: int
+    source: Model | None
+    """The model that the run starts from; None for fresh weights."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,12 @@ class Result:
 
 
 def launch(
-    config: TrainConfig, *, given: Collection[str], make_engine: EngineFactory, accelerator: str | None
+    config: TrainConfig,
+    *,
+    given: Collection[str],
+    make_engine: EngineFactory,
+    accelerator: str | None,
+    open_model: ModelOpener,
 ) -> Result:
     """Train as `config` says and leave a complete run directory.
 
@@ -80,11 +92,12 @@ def launch(
         given: the fields that the person set, as opposed to defaults.
         make_engine: makes the engine of a framework.
         accelerator: the engine's platform when it is not a CPU.
+        open_model: finds the model that --init-from names.
 
     Raises:
         UserError: a mistake in the configuration or the data, a full disk, too little memory.
     """
-    run = prepare(config, given=given, accelerator=accelerator)
+    run = prepare(config, given=given, accelerator=accelerator, open_model=open_model)
     _announce(run, accelerator=accelerator, chosen="model" not in given)
     engine = make_engine(run.model, run.train, total_updates=run.total_updates, checkpoints=run.directory.checkpoints)
     try:
@@ -101,48 +114,46 @@ def launch(
         engine.close()
 
 
-def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | None) -> Run:
+def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | None, open_model: ModelOpener) -> Run:
     """Resolve the configuration, check everything, load and plan the data."""
     require_tracker(config.tracker)
+    source = None
     if config.resume:
         directory = existing_run_directory(config.out)
         model, stored = directory.read_config()
         train = resumed_config(stored, config, given, where=directory.path)
         tokenizer = directory.read_tokenizer()
     else:
-        train = resolve(with_model_of_source(config), accelerator=accelerator)
-        directory = new_run_directory(config.out, name=_run_name(train))
-        model, tokenizer = _model_and_tokenizer(train)
+        source = open_model(config.init_from) if config.init_from is not None else None
+        shape = source.config if source is not None else None
+        train = resolve(config, accelerator=accelerator, source=shape)
+        directory = new_run_directory(config.out, name=f"{train.stage}-{train.model or 'custom'}")
+        model = model_config(train, source=shape)
+        tokenizer = load_tokenizer(train.tokenizer) if source is None else _tokenizer_of(source, train)
     with tokenizing_progress() as on_progress:
         corpus = load_corpus(train, tokenizer, model_vocab_size=model.vocab_size, on_progress=on_progress)
     total_updates = train.steps or math.ceil(len(corpus.training) / train.accumulation_steps)
     if train.warmup_steps is None:
         train = dataclasses.replace(train, warmup_steps=default_warmup(total_updates))
-    return Run(directory, model, train, tokenizer, corpus, total_updates)
+    return Run(directory, model, train, tokenizer, corpus, total_updates, source)
 
 
-def _model_and_tokenizer(train: TrainConfig) -> tuple[ModelConfig, Tokenizer]:
-    """The shape and tokenizer of a new run: the preset's, or those of the run it starts from."""
-    if train.init_from is None:
-        return model_config(train), load_tokenizer(train.tokenizer)
-    source = RunDirectory(Path(train.init_from))
-    model, _ = source.read_config()
-    asked = model_config(train)
-    if asked != model:
-        wrong = [
-            f"{field.name} {getattr(model, field.name)}, not {getattr(asked, field.name)}"
-            for field in dataclasses.fields(model)
-            if getattr(model, field.name) != getattr(asked, field.name)
-        ]
-        raise UserError(f"{train.init_from} holds another model ({'; '.join(wrong)}); choose --model to match")
-    tokenizer = source.read_tokenizer()
-    if train.tokenizer is not None and load_tokenizer(train.tokenizer).sha256 != tokenizer.sha256:
+def _tokenizer_of(source: Model, train: TrainConfig) -> Tokenizer:
+    """The tokenizer that the model was trained with."""
+    asked = None if train.tokenizer is None else load_tokenizer(train.tokenizer)
+    if source.tokenizer is None and asked is not None:
+        return asked
+    tokenizer = source.require_tokenizer()
+    if asked is not None and asked.sha256 != tokenizer.sha256:
         raise UserError(f"--tokenizer {train.tokenizer} is not the tokenizer that {train.init_from} was trained with")
-    return model, tokenizer
+    return tokenizer
 
 
 def _train(run: Run, engine: Engine) -> Result:
-    engine.init(initial_parameters(run.model, initializer=run.train.initializer, seed=run.train.seed))
+    if run.source is not None:
+        engine.init(run.source.read_parameters())
+    else:
+        engine.init(initial_parameters(run.model, initializer=run.train.initializer, seed=run.train.seed))
     progress = _resume(run, engine) if run.train.resume else _start(run, engine)
     if any(event["kind"] == "finished" for event in read_events(run.directory.path)):
         say(f"{run.directory.path} is finished ({progress.updates} updates); nothing to do")
@@ -180,9 +191,6 @@ def _train(run: Run, engine: Engine) -> Result:
 
 
 def _start(run: Run, engine: Engine) -> Progress:
-    if run.train.init_from is not None:
-        source = RunDirectory(Path(run.train.init_from))
-        engine.restore_parameters(source.checkpoints, source.best_checkpoint())
     if not run.train.resume:
         run.directory.create(run.model, run.train, run.tokenizer)
     # What a run that died before its first checkpoint has logged happens again.
@@ -218,10 +226,6 @@ def _resume(run: Run, engine: Engine) -> Progress:
     return progress
 
 
-def _run_name(train: TrainConfig) -> str:
-    return f"{train.stage}-{train.model}"
-
-
 def _out_of_memory_advice(run: Run, engine: Engine) -> str:
     with contextlib.suppress(UserError):
         engine.wait()
@@ -245,7 +249,7 @@ def _announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
             "--model minimind2-small chooses the 26M one."
         )
     say(
-        f"{train.model}: {parameters:,} parameters, {train.dtype}; {run.total_updates} updates of "
+        f"{train.model or 'custom'}: {parameters:,} parameters, {train.dtype}; {run.total_updates} updates of "
         f"{train.batch_size} x {train.accumulation_steps} rows of {train.max_seq_len}; "
         f"{training.predictions_per_epoch:,} tokens a pass, {training.real_fraction:.1%} of positions real; "
         f"validating on {run.corpus.validation_documents} documents; writing {run.directory.path}"
@@ -298,10 +302,17 @@ def _write_samples(run: Run, engine: Engine) -> list[tuple[str, str]]:
     for prompt, text in shown:
         say(f"  {prompt.strip()} -> {text.strip() or '(nothing)'}".replace("\n", " / "))
     if questions:
-        pairs = zip(questions, continued, strict=True)
-        right = sum(text.strip().split("\n")[0].strip() == question.answer for question, text in pairs)
-        say(f"It answers {right} of {len(questions)} questions that no text it has seen contains.")
+        say(_score(questions, continued))
     return shown
+
+
+def _score(questions: Sequence[Question], continued: Sequence[str]) -> str:
+    """How many answers are right, in all and by kind: the first line has to be the answer to the letter."""
+    asked, right = Counter(question.kind for question in questions), Counter[str]()
+    for question, text in zip(questions, continued, strict=True):
+        right[question.kind] += text.strip().split("\n")[0].strip() == question.answer
+    kinds = ", ".join(f"{kind} {right[kind]}/{asked[kind]}" for kind in asked)
+    return f"It answers {right.total()} of {len(questions)} questions that no text it has seen contains: {kinds}."
 
 
 def _continue(run: Run, engine: Engine, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:

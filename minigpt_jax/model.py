@@ -164,7 +164,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, kernel: Kernel, rngs: nnx.Rngs):
         self.config = config
         self.dtype = dtype
-        self.embed_tokens = nnx.Embed(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.embed_tokens = nnx.Embed(config.vocab_size, config.hidden_size, rngs=rngs)
         self.layers = nnx.List([Block(config, dtype=dtype, kernel=kernel, rngs=rngs) for _ in range(config.num_layers)])
         self.norm = RMSNorm(
             config.hidden_size, eps=config.rms_norm_eps, weight_before_cast=config.norm_weight_before_cast
@@ -192,7 +192,8 @@ class Transformer(nnx.Module):
         if dropout_key is not None:
             keys = list(jax.random.split(dropout_key, num_keys))
         cos, sin = rotary_angles(positions, head_dim=config.head_dim, theta=config.rope_theta, dtype=self.dtype)
-        x = self.embed_tokens(tokens.reshape(-1))  # [S, D]
+        # Cast after the look-up: the gradients of a token's places are then summed in the parameters' dtype.
+        x = jnp.take(self.embed_tokens.embedding[...], tokens.reshape(-1), axis=0).astype(self.dtype)  # [S, D]
         x = dropout(x, rate=dropout_rate, key=keys[-1])
         for number, layer in enumerate(self.layers):
             x = layer(

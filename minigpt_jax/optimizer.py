@@ -148,6 +148,66 @@ def flush(
     return last.update(optax.tree.zeros_like(tree), state, tree)
 
 
+# --- Slots by name ---
+
+
+def named_slots(state: optax.MultiStepsState) -> dict[str, Any]:
+    """What the optimizer remembers, as minigpt_jax/formats/checkpoints.py names and nests it.
+
+    `second_moment` has only what AdamW updates: under Muon, matrices inside the blocks have a first moment alone.
+    """
+    slots: dict[str, Any] = {"micro_steps": state.mini_step, "updates": state.gradient_step}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        slot = _slot(path)
+        if slot is not None:
+            *parents, last = slot
+            place = slots
+            for key in parents:
+                place = place.setdefault(key, {})
+            place[last] = leaf
+    return slots
+
+
+def with_named_slots(state: optax.MultiStepsState, slots: dict[str, Any]) -> optax.MultiStepsState:
+    """`state` with every slot taken from `slots`, which `named_slots` of a like state made."""
+
+    def choose(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        slot = _slot(path)
+        if slot is None:
+            # The inner rules count updates for themselves (each in a buffer of its own: the state is donated); what
+            # else there is are constants.
+            return jnp.copy(slots["updates"]) if _names(path)[-1] == "count" else leaf
+        value: Any = slots
+        for key in slot:
+            value = value[key]
+        return value
+
+    state = jax.tree_util.tree_map_with_path(choose, state)
+    return state._replace(mini_step=slots["micro_steps"], gradient_step=slots["updates"])
+
+
+_SLOTS = {
+    ("acc_grads", "parameters"): "gradient_sums", ("acc_grads", "tokens"): "token_sum", ("grad_norm",): "grad_norm",
+    ("mu",): "first_moment", ("nu",): "second_moment",
+}  # fmt: skip
+"""The end of a path in optax's state, up to the parameter, and the slot's name."""
+
+
+def _slot(path: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The place of a leaf of optax's state among the named slots; None when it is no slot."""
+    names = _names(path)
+    for at in range(len(names)):
+        for ending, slot in _SLOTS.items():
+            if names[at : at + len(ending)] == ending:
+                return (slot, *names[at + len(ending) :])
+    return None
+
+
+def _names(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The keys, attributes and numbers of a path in a tree."""
+    return tuple(getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path)
+
+
 def _reject(updates: Tree, gradient_step: jax.Array, tree: Tree) -> tuple[jax.Array, tuple[()]]:
     # One sum of squares finds every NaN and infinity, and gradients so large that their norm overflows.
     return ~jnp.isfinite(optax.tree.norm(updates)) | (updates["tokens"] == 0), ()

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from minigpt_jax.config import ModelConfig, TrainConfig, from_json, read_json_object, to_json
+from minigpt_jax.config import Backend, ModelConfig, TrainConfig, from_json, read_json_object, to_json
 from minigpt_jax.errors import UserError
 from minigpt_jax.files import replace_file
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
@@ -20,6 +20,7 @@ from minigpt_jax.tracking import read_metrics
 
 MAY_CHANGE_ON_RESUME = frozenset(
     {
+        "backend",
         "resume",
         "out",
         "save_interval",
@@ -162,17 +163,16 @@ def existing_run_directory(out: str | None) -> RunDirectory:
     return RunDirectory(max(runs, key=last_written))
 
 
-def with_model_of_source(config: TrainConfig) -> TrainConfig:
-    """`config` with the model of the run it starts from, where the person names no other.
+def backend_of(config: TrainConfig, given: Collection[str]) -> Backend:
+    """The framework that trains: for a resumed run the one it was trained with last, unless another is asked for.
 
     Raises:
-        UserError: --init-from does not name a run.
+        UserError: there is no run to resume.
     """
-    if config.init_from is None:
-        return config
-    _, source = RunDirectory(Path(config.init_from)).read_config()
-    same = {name: getattr(config, name) or getattr(source, name) for name in ("model", "hidden_size", "num_layers")}
-    return config if config.model is not None else dataclasses.replace(config, **same)
+    if not config.resume or "backend" in given:
+        return config.backend
+    _, stored = existing_run_directory(config.out).read_config()
+    return stored.backend
 
 
 def resumed_config(stored: TrainConfig, asked: TrainConfig, given: Collection[str], *, where: Path) -> TrainConfig:
@@ -188,7 +188,9 @@ def resumed_config(stored: TrainConfig, asked: TrainConfig, given: Collection[st
         UserError: a field that decides what is computed was given another value.
     """
     # What a rollback does depends on when checkpoints are made.
-    may_change = MAY_CHANGE_ON_RESUME if stored.on_non_finite == "stop" else frozenset({"resume", "out", "tracker"})
+    may_change = (
+        MAY_CHANGE_ON_RESUME if stored.on_non_finite == "stop" else frozenset({"backend", "resume", "out", "tracker"})
+    )
     for name in sorted(set(given) - may_change):
         was, now = getattr(stored, name), getattr(asked, name)
         if was != now:

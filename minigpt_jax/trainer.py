@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
@@ -52,7 +51,6 @@ class Engine(Protocol):
     """Trains one model on a device; minigpt_jax/engine.py has the JAX one and says what each method does."""
 
     def init(self, parameters: dict[str, Any]) -> None: ...  # noqa: D102
-    def restore_parameters(self, checkpoints: Path, step: int) -> None: ...  # noqa: D102
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]: ...  # noqa: D102
     def train_step(self, batch: Batch) -> Any: ...  # noqa: D102
     def read(self, handles: Sequence[Any]) -> list[StepReport]: ...  # noqa: D102

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from minigpt_bridge.models import open_model
 from minigpt_jax.checkpoint import CheckpointStore
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.data.batching import Batch
@@ -61,7 +62,7 @@ def train(config: TrainConfig, make_engine: Callable[..., Any] = JaxEngine) -> R
     """`launch`, with every field that differs from its default taken as given."""
     default = TrainConfig()
     given = {name for name in vars(default) if getattr(config, name) != getattr(default, name)}
-    return launch(config, given=given, make_engine=make_engine, accelerator=None)
+    return launch(config, given=given, make_engine=make_engine, accelerator=None, open_model=open_model)
 
 
 def state_digest(run: Path, step: int) -> str:

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "minigpt_jax"
+PACKAGES = ("minigpt_jax", "minigpt_torch", "minigpt_bridge")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
 FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "orbax", "torch", "transformers"}
@@ -21,7 +21,8 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+EVERY_FILE = {module_name(path): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
+FILES = {module: path for module, path in EVERY_FILE.items() if module.startswith("minigpt_jax")}
 
 
 def is_framework_free(module: str) -> bool:
@@ -68,6 +69,12 @@ def test_importing_a_framework_free_room_loads_nothing_heavy():
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
+def test_importing_the_torch_twin_does_not_import_jax():
+    modules = [module for module in EVERY_FILE if module.startswith("minigpt_torch")]
+    program = f"import sys, importlib; [importlib.import_module(m) for m in {modules}]; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
 def test_a_room_that_reaches_no_framework_is_listed_as_framework_free():
     needs_framework = {module for module in FILES if {name.split(".")[0] for name in imports(module)} & FRAMEWORKS}
     found = 0
@@ -86,7 +93,8 @@ def test_only_checkpoint_imports_orbax():
 
 def test_import_linter_forbids_frameworks_torch_and_orbax():
     forbidden = [set(contract["forbidden_modules"]) for contract in CONTRACTS]
-    assert forbidden == [FRAMEWORKS, {"torch", "transformers"}, {"orbax"}]
+    others = {"torch", "transformers", "minigpt_torch", "minigpt_bridge"}
+    assert forbidden == [FRAMEWORKS, others, FRAMEWORKS - {"torch"} | {"minigpt_bridge"}, {"orbax"}]
     assert PROJECT["tool"]["importlinter"]["include_external_packages"]
 
 
@@ -94,22 +102,22 @@ def test_import_linter_forbids_frameworks_torch_and_orbax():
 
 
 def test_no_file_of_the_library_is_longer_than_400_lines():
-    lengths = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in FILES.items()}
+    lengths = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in EVERY_FILE.items()}
     assert {module: length for module, length in lengths.items() if length > 400} == {}
 
 
 def test_no_module_is_named_for_having_no_subject():
-    parts = {part for module in FILES for part in re.split(r"[._]", module)}
+    parts = {part for module in EVERY_FILE for part in re.split(r"[._]", module)}
     assert not parts & {"util", "utils", "helper", "helpers", "common", "misc"}
 
 
 def test_every_package_with_code_is_installed():
-    packages = {module for module, path in FILES.items() if path.name == "__init__.py"}
+    packages = {module for module, path in EVERY_FILE.items() if path.name == "__init__.py"}
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == packages
 
 
 def test_every_module_says_what_it_is():
-    texts = {module: path.read_text(encoding="utf-8") for module, path in FILES.items()}
+    texts = {module: path.read_text(encoding="utf-8") for module, path in EVERY_FILE.items()}
     assert {
         module for module, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))
     } == set()

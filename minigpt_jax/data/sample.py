@@ -105,7 +105,7 @@ def _parallel(rng: random.Random, _: Language) -> str:
 
 
 _DOCUMENTS: tuple[tuple[int, Callable[[random.Random, Language], str]], ...] = (
-    (40, _quiz), (24, _portrait), (24, _story_document), (6, _notes), (5, _sums), (6, _parallel),
+    (72, _quiz), (12, _portrait), (8, _story_document), (2, _notes), (4, _sums), (2, _parallel),
 )  # fmt: skip
 """Each kind of document with its weight."""
 

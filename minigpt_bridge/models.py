@@ -1,0 +1,48 @@
+"""Open a model in any format, whichever framework it takes to read it."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from minigpt_jax.errors import UserError
+from minigpt_jax.formats import model_files
+from minigpt_jax.formats.checkpoints import SafetensorsStore, holds_safetensors
+from minigpt_jax.formats.names import Parameters, Tensors, flatten, unflatten
+
+
+def open_model(source: str | Path) -> model_files.Model:
+    """The model at `source`: a run directory, a Hugging Face directory, a .safetensors or a .pth file.
+
+    Raises:
+        UserError: nothing is there, or it contradicts itself.
+    """
+    return model_files.open_model(source, model_files.Readers(pth=_read_pth, checkpoint=_read_checkpoint))
+
+
+def read_tree(checkpoints: Path, step: int, name: str) -> Parameters:
+    """The tree `name` ("parameters" or "optimizer") of a checkpoint of either engine, as NumPy arrays."""
+    if holds_safetensors(checkpoints):
+        return SafetensorsStore(checkpoints, keep=1).load(step, name)
+    import jax
+
+    from minigpt_jax.checkpoint import CheckpointStore
+
+    store = CheckpointStore(checkpoints, keep=1, read_only=True)
+    # Float64 stays float64; and orbax would rather be told the placement.
+    with jax.enable_x64(True), warnings.catch_warnings(action="ignore"):
+        tree = store.load(step, name, None)
+    store.close()
+    return unflatten({path: np.asarray(leaf) for path, leaf in flatten(tree).items()})
+
+
+def _read_checkpoint(checkpoints: Path, step: int) -> Parameters:
+    return read_tree(checkpoints, step, "parameters")
+
+
+def _read_pth(path: Path) -> Tensors:
+    try:
+        from minigpt_torch.pth import read_pth
+    except ModuleNotFoundError as error:
+        raise UserError(f"reading {path} takes PyTorch: pip install -e '.[torch]'") from error
+    return read_pth(path)

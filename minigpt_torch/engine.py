@@ -1,0 +1,268 @@
+"""The PyTorch engine: what minigpt_jax/trainer.py drives when a run is started with `--backend torch`.
+
+It owns the model, the optimizer and the checkpoints; the loop sees NumPy batches and plain numbers. Every method does
+what that of the twin, minigpt_jax/engine.py, does; steps are eager, so `read` has nothing to wait for.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minigpt_jax.config import ModelConfig, TrainConfig
+from minigpt_jax.data.batching import Batch
+from minigpt_jax.errors import UserError
+from minigpt_jax.formats.checkpoints import SafetensorsStore
+from minigpt_jax.trainer import StepReport
+from minigpt_torch.generate import greedy
+from minigpt_torch.train_step import (
+    BatchTensors,
+    StepMetrics,
+    TrainState,
+    draw_dropout_masks,
+    evaluate,
+    flush,
+    init_state,
+    train_step,
+)
+from minigpt_torch.weights import as_own, as_tree, make_model, parameters_of
+
+
+def find_device() -> torch.device:
+    """The accelerator that PyTorch sees (CUDA, then Apple's MPS), else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def accelerator() -> str | None:
+    """The platform when it is not a CPU: "gpu" or "mps"."""
+    return {"cuda": "gpu", "mps": "mps", "cpu": None}[find_device().type]
+
+
+def matmul_flops(dtype_name: str) -> float:
+    """FLOPs per second of a large matrix product on the device: the best of three."""
+    device, dtype = find_device(), getattr(torch, dtype_name)
+    size = 2048 if device.type == "cpu" else 8192
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        (matrix @ matrix)[0, 0].item()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds[1:])
+
+
+class TorchEngine:
+    """Trains one model on one device.
+
+    Args:
+        model: the model's shape.
+        train: the resolved configuration of the run.
+        total_updates: length of the schedule.
+        checkpoints: where checkpoints are written and read.
+
+    Raises:
+        UserError: an option that this engine does not have.
+    """
+
+    def __init__(self, model: ModelConfig, train: TrainConfig, *, total_updates: int, checkpoints: Path):
+        if train.optimizer != "adamw":
+            raise UserError(f"--optimizer {train.optimizer} needs --backend jax; the PyTorch engine has adamw")
+        self.device = find_device()
+        if self.device.type == "mps" and train.dtype == "float64":
+            raise UserError("--dtype float64 does not run on Apple's MPS; choose float32, or --backend jax")
+        self._model, self._train, self._total_updates = model, train, total_updates
+        self._dtype: torch.dtype = getattr(torch, train.dtype or "float32")
+        self._store = SafetensorsStore(checkpoints, keep=train.keep_checkpoints)
+        self._state: TrainState | None = None
+
+    # --- state ---
+
+    def init(self, parameters: dict[str, Any]) -> None:
+        """Start from these NumPy parameters, with empty moments."""
+        high = np.float64 if self._dtype == torch.float64 else np.float32
+        model = make_model(
+            self._model, _cast(parameters, high), dtype=self._dtype, kernel="fused", device=self.device
+        )  # fmt: skip
+        self._state = init_state(model, self._train)
+
+    @property
+    def state(self) -> TrainState:
+        """The training state; `init` came first."""
+        assert self._state is not None
+        return self._state
+
+    def set_learning_rate_scale(self, scale: float) -> None:
+        """Multiply every later learning rate of the schedule by `scale`."""
+        self.state.learning_rate_scale = scale
+
+    # --- steps ---
+
+    def train_step(self, batch: Batch) -> StepMetrics:
+        """Train on one micro-batch."""
+        masks = None
+        if self._train.dropout:
+            # The seed depends on the micro-batch's own number alone, so that a resumed run draws the same masks.
+            numbers = [self._train.seed, self._train.stage_number, batch.index]
+            seed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            masks = draw_dropout_masks(
+                self._model, rate=self._train.dropout, num_positions=batch.tokens.size, generator=generator
+            )
+        return train_step(
+            self.state,
+            self._tensors(batch),
+            self._train,
+            total_updates=self._total_updates,
+            dropout_masks=masks,
+        )
+
+    def read(self, handles: Sequence[StepMetrics]) -> list[StepReport]:
+        """The numbers of these steps."""
+        return [
+            StepReport(
+                loss_sum=metrics.loss_sum,
+                supervised_tokens=int(metrics.supervised_tokens),
+                skipped=metrics.skipped,
+                updates=metrics.updates,
+                grad_norm=metrics.grad_norm,
+                learning_rate=metrics.learning_rate,
+            )
+            for metrics in handles
+        ]
+
+    def flush(self) -> float | None:
+        """Make an update from a window that the data ended early.
+
+        Returns:
+            The global norm of its gradient before clipping; None when nothing was accumulated.
+        """
+        if self.state.micro_steps == 0:
+            return None
+        return flush(self.state, self._train, total_updates=self._total_updates)
+
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Summed loss in nats and number of predictions over `batches`."""
+        results = [evaluate(self.state.model, self._tensors(batch)) for batch in batches]
+        return sum(loss for loss, _ in results), sum(int(tokens) for _, tokens in results)
+
+    def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:
+        """The greedy continuation of each prompt, up to and without `stop_id`."""
+        return greedy(self.state.model, prompts, max_new_tokens=max_new_tokens, stop_id=stop_id)
+
+    # --- checkpoints ---
+
+    def save(self, step: int, *, progress: dict[str, Any], val_loss: float | None) -> None:
+        """Save everything that training changes."""
+        self._store.save(step, trees_of(self.state), progress=progress, val_loss=val_loss)
+
+    def restore(self, step: int) -> dict[str, Any]:
+        """Continue from checkpoint `step`; returns the progress saved with it. `init` came first."""
+        self._take_parameters(self._store.load(step, "parameters"))
+        take_optimizer(self.state, self._store.load(step, "optimizer"))
+        return self._store.progress(step)
+
+    def _take_parameters(self, tree: dict[str, Any]) -> None:
+        own = as_own(tree, self._model, device=self.device)
+        with torch.no_grad():
+            for name, parameter in self.state.model.named_parameters():
+                parameter.copy_(own[name])
+
+    def saved_steps(self) -> list[int]:
+        """Steps of the finished checkpoints, ascending."""
+        return self._store.steps
+
+    def best_step(self) -> int | None:
+        """The finished checkpoint with the lowest validation loss."""
+        return self._store.best_step
+
+    def is_saving(self) -> bool:
+        """False: a save is finished when it returns."""
+        return False
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    # --- the device ---
+
+    def memory_bytes(self) -> int | None:
+        """Peak bytes in use on the device; None where the device does not say."""
+        return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
+
+    def matmul_flops(self) -> float:
+        """FLOPs per second of a large matrix product in the compute dtype, measured now."""
+        return matmul_flops(self._train.dtype or "float32")
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether `error` looks like the device or the host running out of memory."""
+        words = ("out of memory", "can't allocate memory", "DefaultCPUAllocator")
+        return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+        )
+
+    def _tensors(self, batch: Batch) -> BatchTensors:
+        def integers(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+        return BatchTensors(
+            integers(batch.tokens),
+            integers(batch.targets),
+            torch.from_numpy(batch.loss_weights).to(self.device),
+            integers(batch.segment_ids),
+            integers(batch.positions),
+        )
+
+
+def trees_of(state: TrainState) -> dict[str, Any]:
+    """The two trees of a checkpoint, in the layout of minigpt_jax/formats/checkpoints.py."""
+    parameters = dict(state.model.named_parameters())
+    config = state.model.config
+
+    def moment(name: str) -> dict[str, Any]:
+        # Before the first update the optimizer has no slots yet: they are zero.
+        slots = {own: state.optimizer.state[p].get(name, torch.zeros_like(p)) for own, p in parameters.items()}
+        return as_tree(slots, config)
+
+    real = parameters["norm.weight"].detach().cpu().numpy().dtype
+    return {
+        "parameters": parameters_of(state.model),
+        "optimizer": {
+            "first_moment": moment("exp_avg"),
+            "second_moment": moment("exp_avg_sq"),
+            "gradient_sums": as_tree(state.sums, config),
+            "token_sum": np.asarray(state.tokens, real),
+            "micro_steps": np.asarray(state.micro_steps, np.int32),
+            "updates": np.asarray(state.updates, np.int32),
+            "grad_norm": np.asarray(state.grad_norm, real),
+            "learning_rate_scale": np.asarray(state.learning_rate_scale, real),
+        },
+    }
+
+
+def take_optimizer(state: TrainState, tree: dict[str, Any]) -> None:
+    """Continue with the optimizer's part of a checkpoint."""
+    config, parameters = state.model.config, dict(state.model.named_parameters())
+    device = parameters["norm.weight"].device
+    slots = {name: as_own(tree[name], config, device=device) for name in ("first_moment", "second_moment")}
+    for name, parameter in parameters.items():
+        state.optimizer.state[parameter] = {
+            "step": torch.tensor(float(tree["updates"])),
+            "exp_avg": slots["first_moment"][name],
+            "exp_avg_sq": slots["second_moment"][name],
+        }
+    state.sums = as_own(tree["gradient_sums"], config, device=device)
+    state.tokens, state.micro_steps = float(tree["token_sum"]), int(tree["micro_steps"])
+    state.updates, state.grad_norm = int(tree["updates"]), float(tree["grad_norm"])
+    state.learning_rate_scale = float(tree["learning_rate_scale"])
+
+
+def _cast(tree: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    return {key: _cast(value, dtype) if isinstance(value, dict) else value.astype(dtype) for key, value in tree.items()}
