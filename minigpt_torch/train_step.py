@@ -112,7 +112,7 @@ def train_step(
     parameters = dict(state.model.named_parameters())
     loss_sum = summed_loss(state.model, batch, dropout_rate=config.dropout, dropout_masks=dropout_masks)
     gradients = torch.autograd.grad(loss_sum, list(parameters.values()))
-    supervised = float(batch.loss_weights.sum())
+    supervised = batch.loss_weights.sum().item()
     rate = learning_rate(state.updates, config, total_updates=total_updates) * state.learning_rate_scale
     norm = nn.utils.get_total_norm(gradients)
     accepted = supervised > 0 and math.isfinite(loss_sum.item()) and math.isfinite(norm.item())
@@ -137,7 +137,7 @@ def flush(state: TrainState, config: TrainConfig, *, total_updates: int) -> floa
 @torch.no_grad()
 def evaluate(model: Transformer, batch: BatchTensors) -> tuple[float, float]:
     """Summed loss in nats and number of supervised tokens."""
-    return float(summed_loss(model, batch)), float(batch.loss_weights.sum())
+    return summed_loss(model, batch).item(), batch.loss_weights.sum().item()
 
 
 def _update(state: TrainState, sums: dict[str, Tensor], tokens: float, config: TrainConfig, *, rate: float) -> bool:

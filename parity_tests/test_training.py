@@ -1,0 +1,167 @@
+"""Whole training steps on both sides: every parameter and slot after 1, 2, 10 and 200 updates, and what is skipped.
+
+The schedule is a table of both sides' rates; dropout is given one set of masks.
+"""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from twins import SMALL, SMALL_3, jax_batch, random_batch, random_parameters, torch_batch, torch_model, training  # noqa: E402
+
+from minigpt_jax import train_step as jax_step  # noqa: E402
+from minigpt_jax.engine import trees_of as jax_trees  # noqa: E402
+from minigpt_jax.formats.names import flatten  # noqa: E402
+from minigpt_jax.model import model_graph  # noqa: E402
+from minigpt_jax.optimizer import make_schedule  # noqa: E402
+from minigpt_torch import train_step as torch_step  # noqa: E402
+from minigpt_torch.engine import trees_of as torch_trees  # noqa: E402
+from minigpt_torch.optimizer import learning_rate  # noqa: E402
+
+TOTAL = 210
+
+
+@cache
+def compiled_step(model, config):
+    graph = model_graph(model, dtype=jnp.dtype(config.dtype), kernel="reference")
+    return jax_step.make_train_step(graph, config, total_updates=TOTAL)
+
+
+class Pair:
+    """One training run on both sides."""
+
+    def __init__(self, model, config):
+        self.config = config
+        start = random_parameters(model, dtype=config.dtype)
+        self.step = compiled_step(model, config)
+        self.ours = jax_step.init_state(jax.tree.map(jnp.asarray, start), config, total_updates=TOTAL)
+        self.theirs = torch_step.init_state(torch_model(model, start, dtype=config.dtype), config)
+
+    def train(self, arrays):
+        """One micro-batch; the reports of both sides."""
+        self.ours, ours = self.step(self.ours, jax_batch(arrays), jax.random.key(0))
+        return ours, torch_step.train_step(self.theirs, torch_batch(arrays), self.config, total_updates=TOTAL)
+
+    def flush(self):
+        ours, _ = jax_step.make_flush_step(self.config, total_updates=TOTAL)(self.ours)
+        self.ours = ours
+        torch_step.flush(self.theirs, self.config, total_updates=TOTAL)
+
+    def trees(self):
+        return flatten(jax.device_get(jax_trees(self.ours))), flatten(torch_trees(self.theirs))
+
+    def errors(self, relative_error):
+        """The difference of every parameter and slot."""
+        ours, theirs = self.trees()
+        assert ours.keys() == theirs.keys()
+        return {path: relative_error(ours[path], theirs[path]) for path in ours}
+
+
+def micro_batch(model, number):
+    return random_batch(model, seed=number, rows=2, time=19)
+
+
+@pytest.mark.parametrize("model", [SMALL, SMALL_3], ids=["2-series", "3-series"])
+def test_every_parameter_and_slot_is_the_same_after_1_2_10_and_200_updates(model, float64, bound, relative_error):
+    pair = Pair(model, training())
+    worst = {}
+    for number in range(400):
+        pair.train(micro_batch(model, number))
+        updates = (number + 1) / 2
+        if updates in (1, 2, 10, 200):
+            worst[updates] = max(pair.errors(relative_error).values())
+    print(worst)
+    assert int(pair.ours.opt_state.gradient_step) == 200
+    assert worst[1] <= bound.update
+    assert max(worst.values()) <= bound.trajectory
+
+
+def test_losses_stay_together_for_200_updates_in_float32(bound_float32, relative_error):
+    pair = Pair(SMALL, training(dtype="float32"))
+    differences = []
+    for number in range(400):
+        ours, theirs = pair.train(micro_batch(SMALL, number))
+        differences.append(abs(float(ours.loss_sum) - theirs.loss_sum) / theirs.loss_sum)
+        if number == 1:
+            first = max(pair.errors(relative_error).values())
+    print(first, max(differences))
+    assert first <= bound_float32.update
+    assert max(differences) <= bound_float32.trajectory
+
+
+@pytest.mark.parametrize("bad", [0, 1, 4])
+def test_both_sides_skip_a_micro_batch_that_is_not_finite(bad, float64, bound, relative_error):
+    pair = Pair(SMALL, training(accumulation_steps=3))
+    for number in range(7):
+        tokens, targets, weights, *rest = micro_batch(SMALL, number)
+        if number == bad:
+            weights = np.where(weights > 0, np.float32(np.inf), 0)
+        ours, theirs = pair.train((tokens, targets, weights, *rest))
+        assert bool(ours.skipped) == theirs.skipped == (number == bad)
+    assert int(pair.ours.opt_state.gradient_step) == pair.theirs.updates == 2
+    assert max(pair.errors(relative_error).values()) <= bound.update
+
+
+def test_both_sides_skip_a_micro_batch_without_supervised_tokens(float64, bound, relative_error):
+    pair = Pair(SMALL, training())
+    for number in range(4):
+        tokens, targets, weights, *rest = micro_batch(SMALL, number)
+        ours, theirs = pair.train((tokens, targets, weights * (number != 1), *rest))
+        assert bool(ours.skipped) == theirs.skipped == (number == 1)
+    assert max(pair.errors(relative_error).values()) <= bound.update
+
+
+def test_both_sides_refuse_an_update_that_would_not_be_finite(float64):
+    pair = Pair(SMALL, training(accumulation_steps=1))
+    pair.train(micro_batch(SMALL, 0))
+    pair.ours = pair.ours._replace(learning_rate_scale=jnp.full((), np.inf))
+    pair.theirs.learning_rate_scale = np.inf
+    before = pair.trees()
+    ours, theirs = pair.train(micro_batch(SMALL, 1))
+    assert bool(ours.skipped)
+    assert theirs.skipped
+    for old, new in zip(before, pair.trees(), strict=True):
+        assert all(np.array_equal(old[path], new[path]) for path in old)
+
+
+def test_a_last_partial_window_is_the_same_update(float64, bound, relative_error):
+    pair = Pair(SMALL, training(accumulation_steps=4))
+    for number in range(6):
+        pair.train(micro_batch(SMALL, number))
+    pair.flush()
+    assert int(pair.ours.opt_state.gradient_step) == pair.theirs.updates == 2
+    assert max(pair.errors(relative_error).values()) <= bound.update
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize("warmup", [0, 7, TOTAL])
+def test_the_schedule_is_the_same_table(schedule, warmup, float64, bound):
+    config = training(schedule=schedule, warmup_steps=warmup)
+    rate = make_schedule(config, total_updates=TOTAL)
+    for count in (0, 1, 6, 7, 8, 100, 168, 169, 209, 210, 300):
+        ours = float(rate(jnp.asarray(count, jnp.int32)))
+        assert abs(ours - learning_rate(count, config, total_updates=TOTAL)) <= bound.sub_module
+
+
+def test_dropout_with_shared_masks_is_the_same_function(float64, bound, relative_error):
+    parameters, arrays = random_parameters(SMALL), random_batch(SMALL)
+    graph = model_graph(SMALL, dtype=jnp.dtype("float64"), kernel="blocked")
+    key, rate = jax.random.key(3), 0.3
+    shape = (arrays[0].size, SMALL.hidden_size)
+    masks = [
+        torch.from_numpy(np.array(jax.random.bernoulli(part, 1 - rate, shape)))
+        for part in jax.random.split(key, 2 * SMALL.num_layers + 1)
+    ]
+    ours = jax_step.summed_loss(
+        graph, jax.tree.map(jnp.asarray, parameters), jax_batch(arrays), dropout_rate=rate, dropout_key=key
+    )
+    twin = torch_model(SMALL, parameters)
+    theirs = torch_step.summed_loss(twin, torch_batch(arrays), dropout_rate=rate, dropout_masks=masks)
+    without = torch_step.summed_loss(twin, torch_batch(arrays))
+    assert relative_error(ours, theirs.detach()) <= bound.gradient
+    assert abs(theirs.item() - without.item()) > 1e-3
