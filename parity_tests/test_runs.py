@@ -95,7 +95,7 @@ def test_the_same_seed_starts_both_frameworks_with_the_same_weights(tmp_path):
             assert np.array_equal(leaf, started[1][path]), path
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
 def test_a_run_that_changes_frameworks_half_way_ends_where_either_ends(
     tmp_path, first, second, dtype, bound, bound_float32, relative_error
