@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-PART = 1e-13
-"""Largest error of an operation's output in float64; parity_tests/conftest.py has the same bounds."""
-GRADIENT = 1e-12
+from minigpt_bridge.bounds import BOUNDS
+
+PART = BOUNDS["float64"].sub_module
+"""Largest error of an operation's output in float64."""
+GRADIENT = BOUNDS["float64"].gradient
 """Largest error of the loss and of every gradient in float64."""
-UPDATE = 1e-12
+UPDATE = BOUNDS["float64"].update
 """Largest error of a parameter or an optimizer slot after one update in float64."""
 CAST_SHARE = 0.01
 """Largest share of a norm's bfloat16 outputs that may differ. Measured at widths 10 to 768 and inputs of 0.02 to 30:

@@ -1,26 +1,9 @@
-"""How near two frameworks must be: every tolerance of the parity tests has its name here, and is never loosened.
-
-A difference is max |a - b| / max(1, max |b|), as `relative_error` measures it.
-"""
-
-from dataclasses import dataclass
+"""The bounds of the parity tests, from the one place where they are named, minigpt_bridge/bounds.py."""
 
 import numpy as np
 import pytest
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """The largest difference allowed in one precision."""
-
-    sub_module: float
-    """Output of a part of the model, and the full logits."""
-    gradient: float
-    """The loss and every gradient."""
-    update: float
-    """Every parameter and optimizer slot after one update."""
-    trajectory: float
-    """The same after 200 updates with accumulation, schedule, clipping and decay."""
+from minigpt_bridge.bounds import BFLOAT16_RATIO, BOUNDS
 
 
 @pytest.fixture
@@ -35,13 +18,13 @@ def float64():
 @pytest.fixture
 def bound():
     """The bounds in float64."""
-    return Bounds(sub_module=1e-13, gradient=1e-12, update=1e-12, trajectory=1e-9)
+    return BOUNDS["float64"]
 
 
 @pytest.fixture
 def bound_float32():
     """The bounds in float32; a trajectory is compared by its loss."""
-    return Bounds(sub_module=2e-6, gradient=1e-5, update=1e-5, trajectory=1e-4)
+    return BOUNDS["float32"]
 
 
 @pytest.fixture
@@ -57,4 +40,4 @@ def relative_error():
 @pytest.fixture
 def bound_bfloat16():
     """How far from the float64 truth JAX may be in bfloat16, as a multiple of what torch is."""
-    return 1.25
+    return BFLOAT16_RATIO

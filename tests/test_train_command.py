@@ -96,7 +96,7 @@ def test_names_that_minimind_uses_are_understood(tmp_path, environment):
         (["--data", ""], "--data is an empty name"),
         (["--seed", "4294967296"], "--seed must be below 2**32"),
         (["--data", "good.jsonl", "--max-seq-len", "40000"], "--max-seq-len 40000 is more than"),
-        (["--init-from", "nowhere"], "nowhere is not a run directory"),
+        (["--init-from", "nowhere"], "there is no model at nowhere"),
     ],
 )
 def test_a_mistake_gives_one_line_and_exit_code_2_and_leaves_nothing(tmp_path, environment, arguments, message):

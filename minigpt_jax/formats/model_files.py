@@ -147,13 +147,13 @@ def _at_least_float32(tree: Any) -> Any:
 
 
 def config_beside(path: Path) -> Path:
-    """Where the shape of the weight file `path` is written: model.pth -> model.json."""
-    return path.with_suffix(".json")
+    """Where the shape of the weight file `path` is written: model.pth -> model.pth.json."""
+    return path.with_name(f"{path.name}.json")
 
 
 def tokenizer_beside(path: Path) -> Path:
-    """The directory of a weight file's own tokenizer: model.pth -> model.tokenizer/."""
-    return path.with_suffix(".tokenizer")
+    """The directory of a weight file's own tokenizer: model.pth -> model.pth.tokenizer/."""
+    return path.with_name(f"{path.name}.tokenizer")
 
 
 def write_beside(path: Path, config: ModelConfig, tokenizer: Tokenizer | None) -> None:
