@@ -29,7 +29,7 @@ pretrain: $(PRETRAIN_STAMP)
 
 test: lint
 	@echo "== pytest"
-	@.venv/bin/pytest $(ARGS)
+	@.venv/bin/pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(TEST_STAMP)
 	@echo "== ruff"

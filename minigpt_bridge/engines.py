@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minigpt_bridge.models import read_tree
+from minigpt_bridge.models import read_orbax_tree
 from minigpt_jax.config import Backend, ModelConfig, TrainConfig
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.checkpoints import TREES, SafetensorsStore, holds_safetensors
@@ -77,7 +77,7 @@ def _write_safetensors(checkpoints: Path, rewritten: Path) -> None:
 
     source, target = CheckpointStore(checkpoints, keep=1, read_only=True), SafetensorsStore(rewritten, keep=sys.maxsize)
     for step in source.steps:
-        trees = {name: read_tree(checkpoints, step, name) for name in TREES}
+        trees = {name: read_orbax_tree(source, step, name) for name in TREES}
         target.save(step, trees, progress=source.progress(step), val_loss=source.val_loss(step))
     source.close()
 

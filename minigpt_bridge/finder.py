@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from minigpt_bridge import recording, replay
+from minigpt_bridge import recording
 from minigpt_bridge.divergence import Divergence
 from minigpt_bridge.lock_step import MicroBatch
 from minigpt_bridge.update_replay import compare_update, force_state
@@ -76,7 +76,7 @@ def find_divergence(
             found = MicroBatch(config, twin, theirs.updates + 1, before["parameters"], batch).compare(advanced)
             if found is None:
                 take = {"total_updates": total_updates, "before": before, "after": after, "advanced": advanced}
-                found = compare_update(theirs, replay.tensors_of(batch), train, **take)
+                found = compare_update(theirs, torch_steps.batch_tensors(batch), train, **take)
             if found is not None:
                 return found
             force_state(theirs, after)

@@ -82,7 +82,7 @@ def random_batch(config: ModelConfig, *, seed: int, rows: int, time: int) -> Arr
     index = np.arange(time)
     began = np.maximum.accumulate(np.where(starts, index, 0), axis=1)
     tokens, targets = rng.integers(0, config.vocab_size, (2, rows, time), dtype=np.int32)
-    weights = (rng.random((rows, time)) < 0.7).astype(np.float32)
+    weights = (rng.random((rows, time)) < rng.uniform(0.2, 1)).astype(np.float32)
     segments = np.cumsum(starts, axis=1).astype(np.int32) + 1
     return tokens, targets, weights, segments, (index - began).astype(np.int32)
 
@@ -104,7 +104,7 @@ class _Both:
     def parts(self, arrays: Arrays) -> Iterator[Row]:
         """Each part of each block on JAX's input, and the stream after each block on each side's own."""
         ours, theirs = nnx.merge(self.graph, self.on_device), self.twin()
-        ours_batch, their_batch = _jax_batch(arrays), _torch_batch(arrays)
+        ours_batch, their_batch = _jax_batch(arrays), torch_steps.batch_tensors(arrays)
         options, their_options = self._options(ours_batch, their_batch)
         no_dropout: dict[str, Any] = {"dropout_rate": 0.0}
         stream = jnp.take(ours.embed_tokens.embedding[...], ours_batch.tokens.reshape(-1), axis=0)
@@ -147,7 +147,7 @@ class _Both:
 
     def whole(self, arrays: Arrays) -> Iterator[Row]:
         """Logits, loss and every gradient."""
-        ours, theirs = _jax_batch(arrays), _torch_batch(arrays)
+        ours, theirs = _jax_batch(arrays), torch_steps.batch_tensors(arrays)
         twin = self.twin()
         logits = jax.jit(lambda tree: _logits(nnx.merge(self.graph, tree), ours))(self.on_device)
         yield _row("logits", "logits", logits, _logits(twin, theirs), self.bounds.sub_module)
@@ -177,7 +177,7 @@ class _Both:
         key = jax.random.key(0)
         for number, arrays in enumerate(batches):
             state, _ = step(state, _jax_batch(arrays), key)
-            torch_steps.train_step(theirs, _torch_batch(arrays), train, total_updates=total)
+            torch_steps.train_step(theirs, torch_steps.batch_tensors(arrays), train, total_updates=total)
             updates = (number + 1) // 2
             if number % 2 and updates in UPDATES:
                 bound = self.bounds.update if updates == 1 else self.bounds.trajectory
@@ -192,11 +192,6 @@ def _logits(model: Any, batch: Any) -> Any:
 
 def _jax_batch(arrays: Arrays) -> jax_steps.BatchArrays:
     return jax_steps.BatchArrays(*map(jnp.asarray, arrays))
-
-
-def _torch_batch(arrays: Arrays) -> torch_steps.BatchTensors:
-    tensors = (torch.from_numpy(a if a.dtype.kind == "f" else a.astype(np.int64)) for a in arrays)
-    return torch_steps.BatchTensors(*tensors)
 
 
 def _row(level: str, name: str, ours: Any, theirs: Any, bound: float) -> Row:

@@ -62,7 +62,7 @@ class MicroBatch:
         Args:
             advanced: the loss and the gradients of JAX's whole model, NumPy.
         """
-        side = replay.torch_side(replay.tensors_of(self.batch))
+        side = replay.torch_side(torch_steps.batch_tensors(self.batch))
         runs: list[_Run] = []
         for layer, part, operation, recorded, tape in self._operations():
             done = replay.replay(operation, part, side, [tape[name] for name in operation.inputs])

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from minigpt_jax.errors import UserError
 from minigpt_jax.formats import model_files
 from minigpt_jax.formats.checkpoints import SafetensorsStore, holds_safetensors
 from minigpt_jax.formats.names import Parameters, Tensors, flatten, unflatten
+
+if TYPE_CHECKING:
+    from minigpt_jax.checkpoint import CheckpointStore
 
 
 def open_model(source: str | Path) -> model_files.Model:
@@ -24,16 +28,22 @@ def read_tree(checkpoints: Path, step: int, name: str) -> Parameters:
     """The tree `name` ("parameters" or "optimizer") of a checkpoint of either engine, as NumPy arrays."""
     if holds_safetensors(checkpoints):
         return SafetensorsStore(checkpoints, keep=1).load(step, name)
-    import jax
-
     from minigpt_jax.checkpoint import CheckpointStore
 
     store = CheckpointStore(checkpoints, keep=1, read_only=True)
+    tree = read_orbax_tree(store, step, name)
+    store.close()
+    return tree
+
+
+def read_orbax_tree(store: "CheckpointStore", step: int, name: str) -> Parameters:
+    """The tree `name` of one of JAX's checkpoints, as NumPy arrays of the dtypes that were saved."""
+    import jax
+
     # Float64 stays float64; and orbax would rather be told the placement.
     with jax.enable_x64(True), warnings.catch_warnings(action="ignore"):
         tree = store.load(step, name, None)
-    store.close()
-    return unflatten({path: np.asarray(leaf) for path, leaf in flatten(tree).items()})
+        return unflatten({path: np.asarray(leaf) for path, leaf in flatten(tree).items()})
 
 
 def _read_checkpoint(checkpoints: Path, step: int) -> Parameters:

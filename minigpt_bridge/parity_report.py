@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minigpt_bridge.levels import UPDATES, Row
+from minigpt_jax.report import PAGE_START
 
 
 def worst_of_levels(rows: Sequence[Row]) -> list[Row]:
@@ -29,7 +30,7 @@ def as_page(rows: Sequence[Row], *, title: str) -> str:
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(PAGE).render(
-        title=title, rows=rows, worst=worst_of_levels(rows), ok=all(row.ok for row in rows), picture=_picture(rows)
+        name=title, rows=rows, worst=worst_of_levels(rows), ok=all(row.ok for row in rows), picture=_picture(rows)
     )
 
 
@@ -65,19 +66,9 @@ def _picture(rows: Sequence[Row]) -> str:
     return base64.b64encode(image.getvalue()).decode("ascii")
 
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 66rem; margin: 2rem auto;
-  padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin-bottom: 2rem; }
-th, td { text-align: left; padding: .1rem 1.2rem .1rem 0; border-bottom: 1px solid #e5e5e5; overflow-wrap: anywhere; }
-img { max-width: 100%; height: auto; }
-.bad { color: #b00020; font-weight: 600; }
+PAGE = (
+    PAGE_START
+    + """.bad { color: #b00020; font-weight: 600; }
 </style>
 </head>
 <body>
@@ -92,7 +83,7 @@ img { max-width: 100%; height: auto; }
 {% endfor %}
 </table>
 {% endmacro %}
-<h1>{{ title }}</h1>
+<h1>{{ name }}</h1>
 <p>{{ "Every bound holds." if ok else "A bound is missed." }}</p>
 <img alt="Error by layer and by training step" src="data:image/png;base64,{{ picture }}">
 <h2>The row of each level that is nearest to its bound</h2>
@@ -102,3 +93,4 @@ img { max-width: 100%; height: auto; }
 </body>
 </html>
 """
+)

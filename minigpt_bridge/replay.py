@@ -6,7 +6,6 @@ its bound is the faulty one.
 B batch  T time
 """
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +32,6 @@ class Replay(NamedTuple):
 def torch_side(batch: BatchTensors) -> Side:
     """What operations may read of the PyTorch package."""
     return Side(torch, rooms, steps, {"dropout_rate": 0.0, "dropout_masks": (None, None)}, batch)
-
-
-def tensors_of(batch: Iterable[Any]) -> BatchTensors:
-    """Five [B, T] arrays as the twin takes them: ids are int64."""
-    return BatchTensors(*(as_tensor(a if a.dtype.kind == "f" else a.astype(np.int64), "cpu") for a in batch))
 
 
 def replay(operation: Operation, part: nn.Module, side: Side, inputs: list[np.ndarray]) -> Replay | None:

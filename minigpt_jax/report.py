@@ -197,7 +197,7 @@ def _event(event: Mapping[str, Any]) -> tuple[str, str, str]:
     )
 
 
-PAGE = """<!doctype html>
+PAGE_START = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -212,7 +212,12 @@ img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: .15rem 1.5rem .15rem 0; border-bottom: 1px solid #e5e5e5;
   overflow-wrap: anywhere; }
-th { font-weight: normal; color: #666; }
+"""
+"""The head of a page called {{ name }}, up to the rules of its own."""
+
+PAGE = (
+    PAGE_START
+    + """th { font-weight: normal; color: #666; }
 .side { display: flex; flex-wrap: wrap; gap: 0 3rem; }
 .sample { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: .6rem .8rem; margin: .5rem 0; }
 .prompt { font-weight: 600; }
@@ -268,3 +273,4 @@ th { font-weight: normal; color: #666; }
 </body>
 </html>
 """
+)

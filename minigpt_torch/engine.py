@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.data.batching import Batch
@@ -23,6 +22,7 @@ from minigpt_torch.train_step import (
     BatchTensors,
     StepMetrics,
     TrainState,
+    batch_tensors,
     draw_dropout_masks,
     evaluate,
     flush,
@@ -209,16 +209,8 @@ class TorchEngine:
         )
 
     def _tensors(self, batch: Batch) -> BatchTensors:
-        def integers(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array.astype(np.int64)).to(self.device)
-
-        return BatchTensors(
-            integers(batch.tokens),
-            integers(batch.targets),
-            torch.from_numpy(batch.loss_weights).to(self.device),
-            integers(batch.segment_ids),
-            integers(batch.positions),
-        )
+        arrays = (batch.tokens, batch.targets, batch.loss_weights, batch.segment_ids, batch.positions)
+        return batch_tensors(arrays, device=self.device)
 
 
 def trees_of(state: TrainState) -> dict[str, Any]:

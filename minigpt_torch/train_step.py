@@ -7,10 +7,11 @@ B batch  T time  S = B*T positions  D hidden
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_torch.loss import next_token_loss
 from minigpt_torch.model import Transformer
 from minigpt_torch.optimizer import clip_by_global_norm, learning_rate, make_optimizer, set_learning_rate
+from minigpt_torch.weights import as_tensor
 
 
 class BatchTensors(NamedTuple):
@@ -28,6 +30,13 @@ class BatchTensors(NamedTuple):
     loss_weights: Tensor
     segment_ids: Tensor
     positions: Tensor
+
+
+def batch_tensors(arrays: Iterable[Any], *, device: str | torch.device = "cpu") -> BatchTensors:
+    """Five NumPy arrays [B, T] as tensors with memory of their own; ids become int64, as PyTorch's look-ups want."""
+    return BatchTensors(
+        *(as_tensor(array if array.dtype.kind == "f" else array.astype(np.int64), device) for array in arrays)
+    )
 
 
 @dataclass

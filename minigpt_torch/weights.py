@@ -23,9 +23,8 @@ def make_model(
     """A model that holds these parameters, in their own dtype, and computes in `dtype`."""
     with torch.device("meta"):
         model = Transformer(config, dtype=dtype, kernel=kernel)
-    state = {own_name(name): as_tensor(array, device) for name, array in to_outside(parameters, config).items()}
     # Assigned, not copied: a float64 array makes a float64 parameter.
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict(as_own(parameters, config, device=device), assign=True)
     return model.requires_grad_()
 
 

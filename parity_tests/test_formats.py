@@ -133,6 +133,27 @@ def test_float16_is_written_as_minimind_does_and_read_as_float32(tmp_path):
     assert_same(open_model(done.path).read_parameters(), halves)
 
 
+def test_bfloat16_files_of_others_are_read_in_a_process_that_has_not_loaded_jax(tmp_path):
+    from safetensors.torch import save_file as save_torch
+
+    tensors = to_outside(random_parameters(SERIES_2, dtype="float32"), SERIES_2)
+    halves = {name: torch.from_numpy(tensor).bfloat16() for name, tensor in tensors.items()}
+    save_torch(halves, tmp_path / "half.safetensors")
+    write_beside(tmp_path / "half.safetensors", SERIES_2, None)
+    program = (
+        "import sys; from minigpt_bridge.models import open_model; from minigpt_jax.formats.names import to_outside;"
+        "model = open_model(sys.argv[1]); tree = model.read_parameters(); assert 'jax' not in sys.modules;"
+        "import numpy; numpy.savez(sys.argv[2], **to_outside(tree, model.config))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, "half.safetensors", "read.npz"], cwd=tmp_path, check=True, timeout=90
+    )
+    with np.load(tmp_path / "read.npz") as read:
+        for name, tensor in halves.items():
+            assert read[name].dtype == np.float32
+            assert np.array_equal(read[name], tensor.float().numpy()), name
+
+
 def test_a_fresh_process_loads_the_directory_with_transformers_and_continues_greedily_alike(tmp_path):
     path, parameters = written(tmp_path, SERIES_2)
     convert(path, tmp_path / "hf", to="hf")

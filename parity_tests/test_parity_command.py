@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from twins import SMALL, SMALL_3, random_parameters  # noqa: E402
 
-from minigpt_bridge.levels import UPDATES, compare  # noqa: E402
+from minigpt_bridge.levels import UPDATES, Row, compare  # noqa: E402
 from minigpt_bridge.parity_report import as_json, as_page  # noqa: E402
 from minigpt_jax.formats.model_files import write_beside  # noqa: E402
 from minigpt_jax.formats.names import to_outside  # noqa: E402
@@ -68,7 +68,13 @@ def test_the_command_compares_a_file_and_writes_json_and_a_page(weights, tmp_pat
 
 
 def test_a_missed_bound_is_told_in_json_and_page():
-    rows = compare(SMALL, random_parameters(SMALL), precision="float64", rows=1, time=8)
+    rows = [
+        Row(level, f"{kind}.one", max_abs=1e-16, relative=1e-16, ulp=1.0, cosine=1.0, bound=1e-12)
+        for level in ("stream", *(f"update {number}" for number in UPDATES))
+        for kind in ("parameters", "optimizer")
+    ]
+    assert as_json(rows)["ok"] is True
+    assert "MISSED" not in as_page(rows, title="a model")
     rows[3] = dataclasses.replace(rows[3], relative=1.0)
     assert as_json(rows)["ok"] is False
     assert "MISSED" in as_page(rows, title="a model")

@@ -66,7 +66,9 @@ def micro_batch(model, number):
     return random_batch(model, seed=number, rows=2, time=19)
 
 
-@pytest.mark.parametrize("model", [SMALL, SMALL_3], ids=["2-series", "3-series"])
+@pytest.mark.parametrize(
+    "model", [pytest.param(SMALL, id="2-series"), pytest.param(SMALL_3, id="3-series", marks=pytest.mark.slow)]
+)
 def test_every_parameter_and_slot_is_the_same_after_1_2_10_and_200_updates(model, float64, bound, relative_error):
     pair = Pair(model, training())
     worst = {}

@@ -3,7 +3,6 @@
 B batch  T time  V vocabulary
 """
 
-import json
 from pathlib import Path
 
 import jax
@@ -11,42 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file
 
 from minigpt_jax.config import ModelConfig
+from minigpt_jax.formats.names import to_outside
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from minigpt_bridge.models import open_model  # noqa: E402
+from minigpt_torch.generate import greedy  # noqa: E402
+from minigpt_torch.weights import make_model  # noqa: E402
+
 STORIES = Path(__file__).resolve().parents[2] / "shared" / "weights" / "stories260K"
 
-# --- Our model, their names ---
-
-
-def hugging_face_name(path):
-    """("layers", 0, "mlp", "up_proj", "kernel") -> "model.layers.0.mlp.up_proj.weight"."""
-    *modules, _ = [str(key.key) for key in path]
-    return ("" if modules == ["lm_head"] else "model.") + ".".join(modules) + ".weight"
-
-
-def to_state_dict(parameters):
-    """Our tree as their state dict; a kernel is their weight transposed."""
-    return {
-        hugging_face_name(path): torch.from_numpy(np.array(leaf.T if path[-1].key == "kernel" else leaf))
-        for path, leaf in jax.tree_util.tree_flatten_with_path(parameters)[0]
-    }
-
-
-def from_state_dict(weights, config):
-    """Their state dict as our tree."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: (
-            weights[hugging_face_name(path)].T if path[-1].key == "kernel" else weights[hugging_face_name(path)]
-        ),
-        initial_parameters(config, initializer="xavier", seed=0),
-    )
+# --- Our model ---
 
 
 def our_logits(config, parameters, tokens, positions, dtype):
@@ -98,8 +77,9 @@ def their_model(config):
     return kind(settings).eval()
 
 
-def load(model, parameters):
-    missing, unexpected = model.load_state_dict(to_state_dict(parameters), strict=False)
+def load(model, config, parameters):
+    tensors = {name: torch.from_numpy(array) for name, array in to_outside(parameters, config).items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert unexpected == []
     assert set(missing) <= {"lm_head.weight"}  # A tied head is not a second array with us.
     return model
@@ -129,7 +109,7 @@ def test_logits_are_those_of_transformers(qk_norm, tied, float64, bound, relativ
     tokens = rng.integers(0, config.vocab_size, (2, 11))
     positions = np.stack([np.arange(11), np.arange(37, 48)])
     with LiteralFloat32IsFloat64(), torch.no_grad():
-        theirs = load(their_model(config).double(), parameters)(
+        theirs = load(their_model(config).double(), config, parameters)(
             torch.from_numpy(tokens), position_ids=torch.from_numpy(positions)
         ).logits.numpy()
     error = relative_error(our_logits(config, parameters, tokens, positions, jnp.float64), theirs)
@@ -146,23 +126,10 @@ def stories():
     """Our config and parameters of the released 260K model, and its reference outputs."""
     if not STORIES.is_dir():
         pytest.skip(f"the released weights are not at {STORIES}")
-    theirs = json.loads((STORIES / "config.json").read_text(encoding="utf-8"))
-    config = ModelConfig(
-        vocab_size=theirs["vocab_size"],
-        hidden_size=theirs["hidden_size"],
-        num_layers=theirs["num_hidden_layers"],
-        num_heads=theirs["num_attention_heads"],
-        num_kv_heads=theirs["num_key_value_heads"],
-        head_dim=theirs["head_dim"],
-        intermediate_size=theirs["intermediate_size"],
-        max_position_embeddings=theirs["max_position_embeddings"],
-        rms_norm_eps=theirs["rms_norm_eps"],
-        rope_theta=theirs["rope_theta"],
-        tie_word_embeddings=theirs["tie_word_embeddings"],
-    )
+    model = open_model(STORIES)
     with np.load(STORIES / "reference_logits.npz") as file:
         reference = dict(file)
-    return config, from_state_dict(load_file(STORIES / "model.safetensors"), config), reference
+    return model.config, model.read_parameters(), reference
 
 
 def test_released_weights_give_their_reference_logits(stories, bound_float32, relative_error):
@@ -181,3 +148,17 @@ def test_released_weights_continue_greedily_as_their_reference(stories):
     start = reference["input_ids"].size
     scores = our_logits(config, parameters, ids, np.arange(ids.shape[1])[None], jnp.float32)[0]
     np.testing.assert_array_equal(scores[start - 1 : -1].argmax(axis=-1), ids[0, start:])
+
+
+def test_released_weights_in_the_twin_give_the_reference_logits_and_greedy_tokens(
+    stories, bound_float32, relative_error
+):
+    config, parameters, reference = stories
+    twin = make_model(config, parameters, dtype=torch.float32)
+    ids = torch.from_numpy(reference["input_ids"][None].astype(np.int64))
+    positions = torch.arange(ids.shape[1])[None]
+    with torch.no_grad():
+        logits = twin.logits(twin(ids, segment_ids=torch.ones_like(ids), positions=positions)).numpy()
+    assert relative_error(logits, reference["logits"]) <= bound_float32.sub_module
+    new = reference["greedy_ids"][ids.shape[1] :].tolist()
+    assert greedy(twin, [ids[0].tolist()], max_new_tokens=len(new), stop_id=-1) == [new]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from flax import nnx
 
+from minigpt_bridge import levels
 from minigpt_jax import train_step as jax_step
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.initialization import initial_parameters
@@ -50,25 +51,15 @@ def random_parameters(config, *, seed=0, dtype="float64"):
 
 
 def random_batch(config, *, seed=0, rows=3, time=37):
-    """Five [B, T] arrays: segments of unlike length, positions that restart, ragged weights."""
-    rng = np.random.default_rng(seed)
-    starts = rng.random((rows, time)) < 0.1
-    segments = np.cumsum(starts, axis=1).astype(np.int32) + 1
-    index = np.arange(time)
-    began = np.maximum.accumulate(np.where(starts, index, 0), axis=1)
-    tokens, targets = rng.integers(0, config.vocab_size, (2, rows, time), dtype=np.int32)
-    weights = (rng.random((rows, time)) < rng.uniform(0.2, 1)).astype(np.float32)
-    return tokens, targets, weights, segments, (index - began).astype(np.int32)
+    """Five [B, T] arrays, as the levels of the proof draw them."""
+    return levels.random_batch(config, seed=seed, rows=rows, time=time)
 
 
 def jax_batch(arrays):
     return jax_step.BatchArrays(*map(jnp.asarray, arrays))
 
 
-def torch_batch(arrays):
-    return torch_step.BatchTensors(
-        *(torch.from_numpy(a if a.dtype.kind == "f" else a.astype(np.int64)) for a in arrays)
-    )  # fmt: skip
+torch_batch = torch_step.batch_tensors
 
 
 def jax_model(config, parameters, *, dtype="float64", kernel="blocked"):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  (from then on NumPy knows bfloat16, which safetensors asks it for)
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -131,7 +132,7 @@ def read_hugging_face_tensors(directory: Path) -> Tensors:
 
 
 def read_safetensors(path: Path) -> Tensors:
-    """All tensors of one file.
+    """All tensors of one file; bfloat16, which NumPy lacks, in the dtype of ml_dtypes.
 
     Raises:
         UserError: it is missing or damaged.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from minigpt_jax.formats.names import Parameters, Tensors, from_outside, is_tied
 from minigpt_jax.run_directory import RunDirectory
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
 
-Kind = Literal["run", "hf", "safetensors", "torch"]
-
 
 class Readers(NamedTuple):
     """What this room cannot read for itself."""
@@ -44,7 +42,6 @@ class Model:
     """A model that was found; its weights are read when they are asked for."""
 
     path: Path
-    kind: Kind
     config: ModelConfig
     tokenizer: Tokenizer | None
     read_parameters: Callable[[], Parameters]
@@ -76,9 +73,9 @@ def open_model(source: str | Path, readers: Readers) -> Model:
     if not path.exists():
         raise UserError(f"there is no model at {path}")
     if path.suffix == ".safetensors":
-        return _open_file(path, "safetensors", read_safetensors)
+        return _open_file(path, read_safetensors)
     if path.suffix in (".pth", ".pt", ".bin"):
-        return _open_file(path, "torch", readers.pth)
+        return _open_file(path, readers.pth)
     raise UserError(f"{path}: a model is a run directory, a Hugging Face directory, a .safetensors or a .pth file")
 
 
@@ -93,17 +90,17 @@ def _open_directory(path: Path, readers: Readers) -> Model:
         def read() -> Parameters:
             return _checked(read_hugging_face_tensors(path), config, where=str(path))
 
-        return _model(path, "hf", config, _tokenizer_in(path), read)
+        return _model(path, config, _tokenizer_in(path), read)
     run = RunDirectory(path)
     config, _ = run.read_config()
 
     def read_run() -> Parameters:
         return _at_least_float32(readers.checkpoint(run.checkpoints, run.best_checkpoint()))
 
-    return _model(path, "run", config, run.read_tokenizer(), read_run)
+    return _model(path, config, run.read_tokenizer(), read_run)
 
 
-def _open_file(path: Path, kind: Kind, read_tensors: Callable[[Path], Tensors]) -> Model:
+def _open_file(path: Path, read_tensors: Callable[[Path], Tensors]) -> Model:
     config_path, beside = config_beside(path), tokenizer_beside(path)
     tensors: Tensors | None = None
     if config_path.exists():
@@ -120,17 +117,15 @@ def _open_file(path: Path, kind: Kind, read_tensors: Callable[[Path], Tensors]) 
         return _checked(found, config, where=str(path))
 
     tokenizer = _tokenizer_in(beside) or _tokenizer_in(path.parent / "tokenizer") or _tokenizer_in(path.parent)
-    return _model(path, kind, config, tokenizer, read)
+    return _model(path, config, tokenizer, read)
 
 
-def _model(
-    path: Path, kind: Kind, config: ModelConfig, tokenizer: Tokenizer | None, read: Callable[[], Parameters]
-) -> Model:
+def _model(path: Path, config: ModelConfig, tokenizer: Tokenizer | None, read: Callable[[], Parameters]) -> Model:
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{path}: its tokenizer has {tokenizer.vocab_size} entries but its vocabulary only {config.vocab_size}"
         )
-    return Model(path, kind, config, tokenizer, read)
+    return Model(path, config, tokenizer, read)
 
 
 def _checked(tensors: Tensors, config: ModelConfig, *, where: str) -> Parameters:
@@ -140,7 +135,7 @@ def _checked(tensors: Tensors, config: ModelConfig, *, where: str) -> Parameters
 def _at_least_float32(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _at_least_float32(value) for key, value in tree.items()}
-    return np.asarray(tree, np.promote_types(tree.dtype, np.float32) if tree.dtype != "bfloat16" else np.float32)
+    return np.asarray(tree, np.float64 if tree.dtype == np.float64 else np.float32)
 
 
 # --- Config and tokenizer of a bare weight file ---
