@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from itertools import pairwise, permutations
 
 import jax
 import numpy as np
@@ -105,12 +106,20 @@ def test_a_head_that_differs_is_no_tied_head():
 # --- Every pair of formats ---
 
 
-@pytest.mark.parametrize("config", [SERIES_2, SERIES_3], ids=["2-series", "3-series"])
-def test_a_model_goes_through_every_format_bit_for_bit(tmp_path, config):
+EVERY_FORMAT = ("hf", "run", "safetensors", "torch")
+EVERY_PAIR = (*EVERY_FORMAT, "run", "hf", "safetensors", "run", "torch", "safetensors", "hf", "torch", "hf")
+
+
+def test_the_chain_of_formats_has_every_ordered_pair_in_it():
+    assert set(pairwise(("torch", *EVERY_PAIR))) == set(permutations(PATHS, 2))
+
+
+@pytest.mark.parametrize(
+    ("config", "formats"), [(SERIES_2, EVERY_PAIR), (SERIES_3, EVERY_FORMAT)], ids=["2-series", "3-series"]
+)
+def test_a_model_goes_through_every_format_bit_for_bit(tmp_path, config, formats):
     path, parameters = written(tmp_path, config)
-    for number, to in enumerate(
-        ("hf", "run", "safetensors", "torch", "run", "hf", "torch", "hf", "safetensors", "run")
-    ):
+    for number, to in enumerate(formats):
         target = tmp_path / str(number) / PATHS[to]
         done = convert(path, target, to=to)
         assert done.logit_difference <= convert_room.LARGEST_DIFFERENCE
