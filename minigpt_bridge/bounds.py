@@ -1,9 +1,9 @@
-"""How near the two frameworks must be: every tolerance of the proof has its name here, and is never loosened.
-
-A difference is max |a - b| / max(1, max |b|).
-"""
+"""How near the two frameworks must be: every bound of the proof has its name here, and is never loosened."""
 
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,15 @@ BOUNDS = {
 
 BFLOAT16_RATIO = 1.25
 """How far from the float64 truth JAX may be in bfloat16, as a multiple of what torch is."""
+
+
+def relative_error(ours: ArrayLike, theirs: ArrayLike) -> float:
+    """The measure of every bound: max |a - b| / max(1, max |b|); infinite for unlike shapes and for NaN."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if a.shape != b.shape:
+        return np.inf
+    if np.array_equal(a, b):
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        error = float(np.abs(a - b).max() / max(1.0, float(np.abs(b).max())))
+    return error if np.isfinite(error) else np.inf

@@ -1,14 +1,17 @@
 """From one model format to another, and the proof that nothing changed on the way.
 
-What is written is read back by a reader that shares no code with the writer (transformers for its directories,
-torch.load and safetensors' own torch reader for weight files, JAX for a run), and its logits are compared with those
-of the source before the result gets its name. A failed check leaves nothing behind.
+What is written is read back, and its logits are compared with those of the source before the result gets its name. The
+reader is another program where there is one: transformers for its directories, torch.load and safetensors' own torch
+reader for weight files, whose tensors go into the PyTorch twin as they are, past the table that wrote them. A run is
+read back by this package's own reader. A failure leaves nothing behind, not even a directory above the target.
 
 B batch  T time  V vocabulary
 """
 
+import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,25 +22,26 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
+from safetensors import SafetensorError
 
+from minigpt_bridge.bounds import BOUNDS, relative_error
 from minigpt_bridge.models import open_model
-from minigpt_jax.config import ModelConfig, TrainConfig, preset_name
+from minigpt_jax.config import ModelConfig, TrainConfig
+from minigpt_jax.defaults import resolve
 from minigpt_jax.errors import UserError
+from minigpt_jax.formats import FileDType, Format
 from minigpt_jax.formats.checkpoints import SafetensorsStore
 from minigpt_jax.formats.hugging_face import write_hugging_face, write_safetensors
 from minigpt_jax.formats.model_files import Model, config_beside, tokenizer_beside, write_beside
-from minigpt_jax.formats.names import Parameters, Tensors, to_outside
+from minigpt_jax.formats.names import Parameters, Tensors, flatten, map_leaves, to_outside
 from minigpt_jax.model import model_graph
 from minigpt_jax.progress import Progress
 from minigpt_jax.run_directory import RunDirectory
+from minigpt_torch.engine import trees_of
+from minigpt_torch.model import Transformer
 from minigpt_torch.pth import write_pth
-from minigpt_torch.weights import as_tree, make_model, own_name
-
-Target = Literal["torch", "safetensors", "hf", "run"]
-FileDType = Literal["float32", "float16"]
-
-LARGEST_DIFFERENCE = 2e-6
-"""Of the logits, relative to the largest: what float32 rounding explains."""
+from minigpt_torch.train_step import init_state
+from minigpt_torch.weights import make_model, own_name
 
 SUFFIXES = {"torch": ".pth", "safetensors": ".safetensors"}
 
@@ -50,13 +54,16 @@ class Converted:
     reader: str
     """Who read it back."""
     logit_difference: float
-    """Largest difference of the logits read back from those of the source in the file's precision, over the largest
-    logit."""
-    rounding: float
-    """Largest difference that the file's precision itself makes to the source's logits; 0 for float32."""
+    """Relative error (minigpt_bridge/bounds.py) of the logits read back against those of the source in the file's
+    precision."""
+    rounding: float | None
+    """Relative error that the file's precision itself makes in the source's logits; None where the file holds every
+    weight exactly."""
+    note: str | None
+    """What was taken for granted about the source."""
 
 
-def convert(source: str | Path, target: str | Path, *, to: Target, dtype: FileDType = "float32") -> Converted:
+def convert(source: str | Path, target: str | Path, *, to: Format, dtype: FileDType = "float32") -> Converted:
     """Write the model at `source` to `target` and check it.
 
     Args:
@@ -66,35 +73,32 @@ def convert(source: str | Path, target: str | Path, *, to: Target, dtype: FileDT
         dtype: of the weights in the file; a run holds float32.
 
     Raises:
-        UserError: something is in the way, the tokenizer is missing where the format carries one, or the check failed.
+        UserError: the source cannot be read, has weights beyond `dtype` or computes no finite logits; the target exists
+            or is named unlike its format; a run in float16; no tokenizer for a format that carries one; no
+            transformers for hf, or a shape that it does not have; the disk refuses; the check failed.
     """
     model, path = open_model(source), Path(target)
-    _refuse(path, to, dtype)
-    parameters = model.read_parameters()
-    rounded = _rounded(parameters, dtype)
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    _remove(unfinished)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        reader, read_back = _WRITERS[to](unfinished, model, rounded, dtype)
-        tokens = _probe(model.config)
+        _refuse(path, to, dtype)
+        parameters, tokens = model.read_parameters(), _probe(model.config)
+        rounded = _rounded(parameters, dtype, where=model.path)
         expected = jax_logits(model.config, rounded, tokens)
-        difference = _difference(read_back(tokens), expected)
-        if not difference <= LARGEST_DIFFERENCE:
-            raise UserError(f"{reader} read {path} back with logits that differ by {difference:.1e}; nothing was kept")
-        rounding = 0.0
-        if dtype != "float32":
-            rounding = _difference(expected, jax_logits(model.config, parameters, tokens))
-        for part in _parts(unfinished):
-            part.rename(path.with_name(part.name.removeprefix(".unfinished-")))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        _remove(unfinished)
-    return Converted(path, reader, difference, rounding)
+        if not np.isfinite(expected).all():
+            raise UserError(f"{source} computes logits that are not finite: its weights are damaged or have diverged")
+        rounding = _rounding(model.config, parameters, rounded, tokens)
+        with _whole_or_nothing(path) as unfinished:
+            reader, read_back = _write(to, unfinished, model, rounded, dtype)
+            difference = relative_error(read_back(tokens), expected)
+            if difference > BOUNDS["float32"].sub_module:
+                raise UserError(
+                    f"{reader} read {path} back with logits that differ by {difference:.1e}; nothing was kept"
+                )
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+    return Converted(path, reader, difference, rounding, model.note)
 
 
-def _refuse(path: Path, to: Target, dtype: FileDType) -> None:
+def _refuse(path: Path, to: Format, dtype: FileDType) -> None:
     if to in SUFFIXES and path.suffix != SUFFIXES[to]:
         raise UserError(f"--to {to} writes a {SUFFIXES[to]} file; {path} is named otherwise")
     if to not in SUFFIXES and path.suffix in (*SUFFIXES.values(), ".pt", ".bin"):
@@ -104,6 +108,25 @@ def _refuse(path: Path, to: Target, dtype: FileDType) -> None:
     for part in (path, config_beside(path), tokenizer_beside(path)) if to in SUFFIXES else (path,):
         if part.exists():
             raise UserError(f"{part} exists already; choose another name, or remove it")
+
+
+@contextmanager
+def _whole_or_nothing(path: Path) -> Iterator[Path]:
+    """Where to write what becomes `path` at the end; after an error everything is as it was."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    new_directories = [parent for parent in path.parents if not parent.exists()]
+    try:
+        _remove(unfinished)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        for part in _parts(unfinished):
+            part.rename(path.with_name(part.name.removeprefix(".unfinished-")))
+    except BaseException:  # an interrupt too
+        _remove(unfinished)
+        for directory in new_directories:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
 
 
 def _parts(path: Path) -> list[Path]:
@@ -119,25 +142,40 @@ def _remove(path: Path) -> None:
             part.unlink()
 
 
-# --- Write, and read back by somebody else ---
+# --- Write, and read back ---
 
 Logits = Callable[[np.ndarray], np.ndarray]
 """Token ids [B, T] -> logits [B, T, V]."""
 Written = tuple[str, Logits]
+"""Who read it back, and what came of it."""
+
+
+def _write(to: Format, path: Path, model: Model, parameters: Parameters, dtype: FileDType) -> Written:
+    match to:
+        case "torch":
+            return _write_torch(path, model, parameters, dtype)
+        case "safetensors":
+            return _write_safetensors(path, model, parameters, dtype)
+        case "hf":
+            return _write_hugging_face(path, model, parameters, dtype)
+        case "run":
+            return _write_run(path, model, parameters)
 
 
 def _write_torch(path: Path, model: Model, parameters: Parameters, dtype: FileDType) -> Written:
     config = model.config
-    write_pth(path, to_outside(parameters, config), dtype=dtype, tied=config.tie_word_embeddings)
+    try:
+        write_pth(path, to_outside(parameters, config), dtype=dtype, tied=config.tie_word_embeddings)
+    except RuntimeError as error:  # of torch.save, whatever the disk says
+        raise OSError(f"torch.save failed; is the disk full? ({str(error).splitlines()[0]})") from error
     write_beside(path, config, model.tokenizer)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    return "torch.load", _twin(config, state)
+    return "torch.load", _twin(config, torch.load(path, map_location="cpu", weights_only=True))
 
 
 def _write_safetensors(path: Path, model: Model, parameters: Parameters, dtype: FileDType) -> Written:
     from safetensors.torch import load_file
 
-    write_safetensors(path, _cast(to_outside(parameters, model.config), dtype))
+    write_safetensors(path, _outside(model.config, parameters, dtype))
     write_beside(path, model.config, model.tokenizer)
     return "safetensors.torch", _twin(model.config, load_file(path))
 
@@ -150,7 +188,7 @@ def _write_hugging_face(path: Path, model: Model, parameters: Parameters, dtype:
     tokenizer = model.require_tokenizer()
     transformers.utils.logging.disable_progress_bar()
     path.mkdir()
-    write_hugging_face(path, model.config, _cast(to_outside(parameters, model.config), dtype), tokenizer)
+    write_hugging_face(path, model.config, _outside(model.config, parameters, dtype), tokenizer)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     _same_tokens(path, model)
 
@@ -168,56 +206,41 @@ def _same_tokens(path: Path, model: Model) -> None:
     theirs, ours = AutoTokenizer.from_pretrained(path), model.require_tokenizer()
     for text in ("Hello, world! 12 + 30 = 42\n", "\u4f60\u597d\uff0c\u4e16\u754c\uff01", "a\U0001f600b  c"):
         if theirs.encode(text, add_special_tokens=False) != ours.encode(text):
-            raise UserError(f"transformers reads the tokenizer of {path} otherwise: {text!r}; nothing was kept")
+            raise UserError(f"transformers reads the tokenizer of {model.path} otherwise: {text!r}; nothing was kept")
 
 
-def _write_run(path: Path, model: Model, parameters: Parameters, dtype: FileDType) -> Written:
-    train = TrainConfig(model=preset_name(model.config), learning_rate=1e-3, warmup_steps=0, backend="torch")
+def _write_run(path: Path, model: Model, parameters: Parameters) -> Written:
+    # What a run that starts from this model would choose; it has made no update.
+    train = resolve(TrainConfig(backend="torch"), accelerator=None, source=model.config)
     run = RunDirectory(path)
     run.create(model.config, train, model.require_tokenizer())
-    SafetensorsStore(run.checkpoints, keep=1).save(
-        0,
-        {"parameters": parameters, "optimizer": _fresh_optimizer(parameters)},
-        progress=Progress(data="converted").to_json(),
-        val_loss=None,
-    )
+    state = init_state(make_model(model.config, parameters, dtype=torch.float32), train)
+    progress = Progress(data="converted").to_json()
+    SafetensorsStore(run.checkpoints, keep=1).save(0, trees_of(state), progress=progress, val_loss=None)
     run.link_best(0)
     read_back = open_model(path)
-    return "JAX", lambda tokens: jax_logits(read_back.config, read_back.read_parameters(), tokens)
-
-
-def _fresh_optimizer(parameters: Parameters) -> dict[str, Any]:
-    def zeros(tree: Any) -> Any:
-        return {k: zeros(v) for k, v in tree.items()} if isinstance(tree, dict) else np.zeros_like(tree)
-
-    scalars = {"token_sum": 0.0, "grad_norm": 0.0, "learning_rate_scale": 1.0}
-    return {
-        **{name: zeros(parameters) for name in ("first_moment", "second_moment", "gradient_sums")},
-        **{name: np.float32(value) for name, value in scalars.items()},
-        **{name: np.int32(0) for name in ("micro_steps", "updates")},
-    }
-
-
-_WRITERS: dict[Target, Callable[[Path, Model, Parameters, FileDType], Written]] = {
-    "torch": _write_torch,
-    "safetensors": _write_safetensors,
-    "hf": _write_hugging_face,
-    "run": _write_run,
-}
+    return "minigpt's own reader", lambda tokens: jax_logits(read_back.config, read_back.read_parameters(), tokens)
 
 
 # --- Logits ---
 
 
-def jax_logits(config: ModelConfig, parameters: Parameters, tokens: np.ndarray) -> np.ndarray:
-    """The JAX model's logits [B, T, V] in float32."""
-    on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), parameters)
-    return np.asarray(_compiled_logits(config)(on_device, jnp.asarray(tokens, jnp.int32)))
+def jax_logits(
+    config: ModelConfig,
+    parameters: Parameters,
+    tokens: np.ndarray,
+    *,
+    dtype: Literal["float32", "float64"] = "float32",
+) -> np.ndarray:
+    """The JAX model's logits [B, T, V], with parameters and computation in `dtype`."""
+    with jax.enable_x64(dtype == "float64"):
+        on_device = map_leaves(lambda leaf: jnp.asarray(leaf, dtype), parameters)
+        return np.asarray(_compiled_logits(config, dtype)(on_device, jnp.asarray(tokens, jnp.int32)))
 
 
 @cache
-def _compiled_logits(config: ModelConfig) -> Callable[[Any, jax.Array], jax.Array]:
-    graph = model_graph(config, dtype=jnp.dtype("float32"), kernel="blocked")
+def _compiled_logits(config: ModelConfig, dtype: str) -> Callable[[Any, jax.Array], jax.Array]:
+    graph = model_graph(config, dtype=jnp.dtype(dtype), kernel="blocked")
 
     def logits(tree: Any, tokens: jax.Array) -> jax.Array:
         model = nnx.merge(graph, tree)
@@ -229,11 +252,13 @@ def _compiled_logits(config: ModelConfig) -> Callable[[Any, jax.Array], jax.Arra
 
 
 def _twin(config: ModelConfig, state: dict[str, torch.Tensor]) -> Logits:
-    """The PyTorch twin's logits with these weights."""
+    """The PyTorch twin's logits with the tensors of a file, which are not touched but for the twin's shorter names."""
     own = {own_name(name): tensor.float() for name, tensor in state.items()}
-    if config.tie_word_embeddings:
-        own.pop("lm_head.weight", None)
-    model = make_model(config, as_tree(own, config), dtype=torch.float32)
+    # A tied head that the file holds as well is read as one of its own, so that a wrong one would show.
+    config = dataclasses.replace(config, tie_word_embeddings="lm_head.weight" not in own)
+    with torch.device("meta"):
+        model = Transformer(config, dtype=torch.float32, kernel="reference")
+    model.load_state_dict(own, assign=True)
 
     @torch.no_grad()
     def logits(tokens: np.ndarray) -> np.ndarray:
@@ -252,17 +277,29 @@ def _probe(config: ModelConfig) -> np.ndarray:
     return np.random.default_rng(0).integers(0, config.vocab_size, (2, time), dtype=np.int64)
 
 
-def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max()))
+# --- Precision ---
 
 
-def _rounded(parameters: Parameters, dtype: FileDType) -> Parameters:
+def _rounded(parameters: Parameters, dtype: FileDType, *, where: Path) -> Parameters:
     """The parameters as float32 numbers that the file's dtype can hold."""
-    return {
-        key: _rounded(value, dtype) if isinstance(value, dict) else value.astype(dtype).astype(np.float32)
-        for key, value in parameters.items()
-    }
+    with np.errstate(over="ignore"):
+        rounded = map_leaves(lambda leaf: leaf.astype(dtype).astype(np.float32), parameters)
+    for name, leaf in flatten(rounded).items():
+        if np.isinf(leaf).any():
+            largest = f"{np.finfo(dtype).max:g}"
+            remedy = "; leave --dtype out" if dtype == "float16" else ""
+            raise UserError(f"{where}: {name} has values beyond {dtype}, which ends at {largest}{remedy}")
+    return rounded
 
 
-def _cast(tensors: Tensors, dtype: FileDType) -> Tensors:
-    return {name: tensor.astype(dtype) for name, tensor in tensors.items()}
+def _rounding(config: ModelConfig, exact: Parameters, rounded: Parameters, tokens: np.ndarray) -> float | None:
+    held = flatten(rounded)
+    if all(np.array_equal(leaf, held[name], equal_nan=True) for name, leaf in flatten(exact).items()):
+        return None
+    # In float64, so that only the weights are rounded.
+    ours, theirs = (jax_logits(config, tree, tokens, dtype="float64") for tree in (rounded, exact))
+    return relative_error(ours, theirs)
+
+
+def _outside(config: ModelConfig, parameters: Parameters, dtype: FileDType) -> Tensors:
+    return map_leaves(lambda array: array.astype(dtype), to_outside(parameters, config))

@@ -45,18 +45,6 @@ class Divergence:
         return f"step {self.step}, {self.phase}, {place}{self.operation}: {self.cause} ({measured})"
 
 
-def relative_error(ours: Any, theirs: Any) -> float:
-    """The largest |a - b|, over max(1, max |a|) of `ours`, JAX's; infinite for unlike shapes or one side not finite."""
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    if ours.shape != theirs.shape:
-        return np.inf
-    if np.array_equal(ours, theirs, equal_nan=True):
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        error = float(np.abs(ours - theirs).max() / max(1.0, float(np.abs(ours).max())))
-    return error if np.isfinite(error) else np.inf
-
-
 def differing_share(ours: Any, theirs: Any) -> float:
     """The share of elements that are not the same number; 1 where shapes differ."""
     ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)

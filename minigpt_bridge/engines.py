@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,10 +55,16 @@ def take_over(checkpoints: Path, backend: Backend) -> None:
     """Rewrite a run's checkpoints in the format of `backend`'s engine, when the other engine wrote them.
 
     Everything is written beside the old directory first, which is then replaced; a crash loses neither.
+
+    Raises:
+        UserError: a checkpoint is damaged, or one cannot be written.
     """
     replaced = checkpoints.with_name(f"{checkpoints.name}.old")
-    if replaced.exists() and not checkpoints.exists():
-        replaced.rename(checkpoints)
+    if replaced.exists():  # a crash came between the last three lines
+        if checkpoints.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(checkpoints)
     source = SafetensorsStore(checkpoints, keep=sys.maxsize)
     if not source.steps or holds_safetensors(checkpoints) == (backend == "torch"):
         return
@@ -75,11 +82,11 @@ def take_over(checkpoints: Path, backend: Backend) -> None:
 def _write_safetensors(checkpoints: Path, rewritten: Path) -> None:
     from minigpt_jax.checkpoint import CheckpointStore
 
-    source, target = CheckpointStore(checkpoints, keep=1, read_only=True), SafetensorsStore(rewritten, keep=sys.maxsize)
-    for step in source.steps:
-        trees = {name: read_orbax_tree(source, step, name) for name in TREES}
-        target.save(step, trees, progress=source.progress(step), val_loss=source.val_loss(step))
-    source.close()
+    target = SafetensorsStore(rewritten, keep=sys.maxsize)
+    with closing(CheckpointStore(checkpoints, keep=1, read_only=True)) as source:
+        for step in source.steps:
+            trees = {name: read_orbax_tree(source, step, name) for name in TREES}
+            target.save(step, trees, progress=source.progress(step), val_loss=source.val_loss(step))
 
 
 def _write_orbax(source: SafetensorsStore, rewritten: Path) -> None:
@@ -87,9 +94,8 @@ def _write_orbax(source: SafetensorsStore, rewritten: Path) -> None:
 
     from minigpt_jax.checkpoint import CheckpointStore
 
-    target = CheckpointStore(rewritten, keep=sys.maxsize)
-    with jax.enable_x64(True):  # float64 stays float64
+    # In 64 bits float64 stays float64; `closing` waits for the last save.
+    with jax.enable_x64(True), closing(CheckpointStore(rewritten, keep=sys.maxsize)) as target:
         for step in source.steps:
             trees = {name: jax.tree.map(jax.numpy.asarray, source.load(step, name)) for name in TREES}
             target.save(step, trees, progress=source.progress(step), val_loss=source.val_loss(step))
-        target.close()

@@ -14,16 +14,8 @@ import numpy as np
 from torch import nn
 
 from minigpt_bridge import recording, replay, suspects
-from minigpt_bridge.divergence import (
-    CAST_SHARE,
-    GRADIENT,
-    PART,
-    UNKNOWN,
-    Divergence,
-    differing_share,
-    only,
-    relative_error,
-)
+from minigpt_bridge.bounds import relative_error
+from minigpt_bridge.divergence import CAST_SHARE, GRADIENT, PART, UNKNOWN, Divergence, differing_share, only
 from minigpt_bridge.operations import Operation, Side, operations_of
 from minigpt_bridge.recording import Advanced, Recorded, Tape
 from minigpt_bridge.suspects import Case
@@ -96,7 +88,7 @@ class MicroBatch:
         self, layer: int | None, done: replay.Replay, recorded: Recorded, tape: Tape
     ) -> Divergence | None:
         operation, theirs = done.operation, as_array(done.output)
-        bound = self._bound(operation)
+        bound = GRADIENT if operation.is_summed else PART
         error = relative_error(recorded.output, theirs)
         if error <= bound:
             return None
@@ -115,15 +107,6 @@ class MicroBatch:
         )
         cause = suspects.cause_of(case, operation.suspects)
         return Divergence(self.step, "forward", layer, operation.name, error, bound, cause)
-
-    def _bound(self, operation: Operation) -> float:
-        """What rounding explains of an operation's output."""
-        bound = GRADIENT if operation.is_summed else PART
-        return max(bound, self._angle_error()) if operation.reads_positions else bound
-
-    def _angle_error(self) -> float:
-        """What rounding explains of a rotary angle: it is position * frequency, so the error grows with both."""
-        return 4 * float(np.finfo(np.float64).eps) * float(np.max(self.batch.positions))
 
     def _compare_cast(self, layer: int | None, done: replay.Replay) -> Divergence | None:
         """A norm in bfloat16, where it shows on which side of the cast the weight is multiplied."""
@@ -157,7 +140,7 @@ class MicroBatch:
     def _compare_whole(self, side: Side, advanced: Advanced) -> Divergence | None:
         """The loss of the whole model, and its gradient by every parameter."""
         loss = torch_steps.summed_loss(self.twin, side.batch)
-        bound = max(GRADIENT, self._angle_error())
+        bound = GRADIENT
         error = relative_error(advanced.loss_sum, as_array(loss))
         if error > bound:
             return Divergence(self.step, "forward", None, "summed_loss", error, bound, UNKNOWN)

@@ -1,6 +1,7 @@
 """Open a model in any format, whichever framework it takes to read it."""
 
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,29 +20,36 @@ def open_model(source: str | Path) -> model_files.Model:
     """The model at `source`: a run directory, a Hugging Face directory, a .safetensors or a .pth file.
 
     Raises:
-        UserError: nothing is there, or it contradicts itself.
+        UserError: nothing is there, or it contradicts itself; a .pth file without PyTorch.
     """
     return model_files.open_model(source, model_files.Readers(pth=_read_pth, checkpoint=_read_checkpoint))
 
 
 def read_tree(checkpoints: Path, step: int, name: str) -> Parameters:
-    """The tree `name` ("parameters" or "optimizer") of a checkpoint of either engine, as NumPy arrays."""
+    """The tree `name` ("parameters" or "optimizer") of a checkpoint of either engine, as NumPy arrays.
+
+    Raises:
+        UserError: the checkpoint is damaged.
+    """
     if holds_safetensors(checkpoints):
         return SafetensorsStore(checkpoints, keep=1).load(step, name)
     from minigpt_jax.checkpoint import CheckpointStore
 
-    store = CheckpointStore(checkpoints, keep=1, read_only=True)
-    tree = read_orbax_tree(store, step, name)
-    store.close()
-    return tree
+    with closing(CheckpointStore(checkpoints, keep=1, read_only=True)) as store:
+        return read_orbax_tree(store, step, name)
 
 
 def read_orbax_tree(store: "CheckpointStore", step: int, name: str) -> Parameters:
-    """The tree `name` of one of JAX's checkpoints, as NumPy arrays of the dtypes that were saved."""
+    """The tree `name` of one of JAX's checkpoints, as NumPy arrays of the dtypes that were saved.
+
+    Raises:
+        UserError: the checkpoint is damaged.
+    """
     import jax
 
-    # Float64 stays float64; and orbax would rather be told the placement.
-    with jax.enable_x64(True), warnings.catch_warnings(action="ignore"):
+    with jax.enable_x64(True), warnings.catch_warnings():  # in 64 bits float64 stays float64
+        # orbax warns that the devices may be others than those that saved; the arrays go on to NumPy anyway.
+        warnings.filterwarnings("ignore", message="Sharding info not provided")
         tree = store.load(step, name, None)
         return unflatten({path: np.asarray(leaf) for path, leaf in flatten(tree).items()})
 

@@ -53,8 +53,6 @@ class Operation(NamedTuple):
     """Also compared in bfloat16, where the place of a cast shows."""
     is_summed: bool = False
     """A sum over all positions, with the bound of the loss."""
-    reads_positions: bool = False
-    """Its rounding grows with the positions."""
 
 
 class Operations(NamedTuple):
@@ -83,7 +81,7 @@ def _start() -> tuple[Operation, ...]:
         return part.embed_tokens(side.batch.tokens.reshape(-1))
 
     return (
-        Operation("rotary_angles", (), angles, None, suspects.rotary_angles, reads_positions=True),
+        Operation("rotary_angles", (), angles, None, suspects.rotary_angles),
         Operation("embed_tokens", (), embed, "embed_tokens", suspects.embedding, their_embed),
     )
 
@@ -195,5 +193,5 @@ def _end(config: ModelConfig) -> tuple[Operation, ...]:
         Operation("norm", ("x",), lambda part, side, x: part.norm(x), "norm", suspects.norm, is_norm=True),
         Operation("head", ("norm",), head, table, suspects.none),
         Operation("loss", ("norm", "table"), loss, None, suspects.loss, is_summed=True),
-        Operation("model", (), model, None, suspects.none, reads_positions=True),
+        Operation("model", (), model, None, suspects.none),
     )

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from minigpt_bridge import update_suspects as suspects
-from minigpt_bridge.divergence import UNKNOWN, UPDATE, Divergence, relative_error
+from minigpt_bridge.bounds import relative_error
+from minigpt_bridge.divergence import UNKNOWN, UPDATE, Divergence
 from minigpt_bridge.recording import Advanced
 from minigpt_bridge.update_suspects import Arrays, UpdateCase, difference
 from minigpt_jax.config import ModelConfig, TrainConfig

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from minigpt_bridge.divergence import UPDATE, only, relative_error
+from minigpt_bridge.bounds import relative_error
+from minigpt_bridge.divergence import UPDATE, only
 from minigpt_bridge.suspects import rounded
 from minigpt_jax.config import Schedule, TrainConfig
 from minigpt_jax.formats.names import flatten

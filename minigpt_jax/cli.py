@@ -6,13 +6,17 @@ Framework-free. Every script is `run(main, Config)`: a dataclass, a call, a prin
 import contextlib
 import io
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from minigpt_jax.errors import UserError
+from minigpt_jax.errors import UserError, missing_extra
 
 Config = TypeVar("Config")
+
+_EXTRAS = {"torch": "torch", "transformers": "hf"}
+"""Packages without which a command cannot do its work, and the extra that has them."""
 
 _BOX_DRAWING = re.compile("[\u2500-\u257f]+")
 
@@ -27,13 +31,29 @@ def run(main: Callable[[Config], None], config_type: type[Config]) -> None:
 
 def run_with(main: Callable[[Config], None], make_config: Callable[[], Config]) -> None:
     """As `run`, for a script that makes its config from the command line in its own way."""
+    for stream in (sys.stdout, sys.stderr):
+        # A file name need not be text.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         main(make_config())
     except UserError as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        fail(str(missing_extra("this command", extra)))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _terminate(*_: Any) -> None:
+    """Leave as after Ctrl-C: what is half-written is removed on the way out."""
+    print("terminated", file=sys.stderr)
+    sys.exit(128 + signal.SIGTERM)
 
 
 def parse(config_type: type[Config], arguments: Sequence[str], *, default: Config | None = None) -> Config:
@@ -65,6 +85,8 @@ def _in_one_line(parser_message: str) -> str:
     text = re.split(r" Argument helptext:| For full helptext", text)[0]
     for title in ("Parsing error ", "Value error ", "Invalid choice ", "Unrecognized options ", "Required options "):
         text = text.removeprefix(title)
+    # What is not given is None; nobody types it.
+    text = text.replace("'None', ", "")
     return f"{text} (--help lists every option)"
 
 

@@ -331,7 +331,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         UserError: the file is missing, unreadable, or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

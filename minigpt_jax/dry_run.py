@@ -11,10 +11,11 @@ from typing import Any
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.cost import parameter_count, training_bytes, training_flops_per_token
 from minigpt_jax.data.cache_format import is_token_cache, open_token_cache
-from minigpt_jax.data.records import expand_paths
+from minigpt_jax.data.records import ReadReport, expand_paths, read_records
 from minigpt_jax.defaults import model_config, resolve
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.model_files import Model
+from minigpt_jax.tokenizer import load_tokenizer
 
 BYTES_PER_TOKEN = 3.2
 """Of the shipped tokenizer on Chinese and English text."""
@@ -54,8 +55,8 @@ def expected_cost(
     train = resolve(config, accelerator=accelerator, source=source)
     model = model_config(train, source=source)
     assert train.batch_size is not None
-    if train.val_data and not is_token_cache(Path(train.val_data[0])):
-        expand_paths(train.val_data)
+    for inputs in (train.data, train.val_data):
+        _check_first_records(inputs, train)
     data_tokens = _tokens_of(train.data)
     tokens_per_update = train.batch_size * train.accumulation_steps * train.max_seq_len
     if train.steps is not None:
@@ -75,6 +76,16 @@ def expected_cost(
         "tokens_estimated": updates * tokens_per_update,
         "seconds_estimated": round(flops / (REACHED_FRACTION * matmul_flops(train.dtype))),
     }
+
+
+def _check_first_records(inputs: tuple[str, ...], train: TrainConfig) -> None:
+    """Refuse what training would refuse at once: no file, a first line that is no record, another tokenizer's cache."""
+    if len(inputs) == 1 and is_token_cache(Path(inputs[0])):
+        if train.init_from is None:
+            open_token_cache(Path(inputs[0])).require_tokenizer(load_tokenizer(train.tokenizer))
+        return
+    for path in expand_paths(inputs) if inputs else ():
+        next(read_records([path], stage="pretrain", skip_bad_lines=train.skip_bad_lines, report=ReadReport()), None)
 
 
 def _tokens_of(inputs: tuple[str, ...]) -> float:

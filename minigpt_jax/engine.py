@@ -128,12 +128,14 @@ class JaxEngine:
         """Make an update from a window that the data ended early.
 
         Returns:
-            The global norm of its gradient before clipping; None when nothing was accumulated.
+            The global norm of its gradient before clipping; None when nothing was accumulated, or when the update would
+            have left a parameter not finite and was not made.
         """
         if int(self.state.opt_state.mini_step) == 0:
             return None
+        before = int(self.state.opt_state.gradient_step)
         self._state, grad_norm = self._flush_step(self.state)
-        return float(grad_norm)
+        return float(grad_norm) if int(self.state.opt_state.gradient_step) > before else None
 
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
         """Summed loss in nats and number of predictions over `batches`."""

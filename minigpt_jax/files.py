@@ -20,6 +20,18 @@ def replace_file(path: Path, content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def require_writable(path: Path, *, option: str) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold.
+
+    Raises:
+        UserError: it is a directory, or its directory is missing or closed.
+    """
+    if path.is_dir() or path.name == "":
+        raise UserError(f"{option} {str(path)!r} is a directory; name a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"{option} {path}: the directory {path.parent} is missing or cannot be written")
+
+
 def write_json(path: Path, figures: object) -> None:
     """Write what a person asked to have as JSON.
 

@@ -19,7 +19,7 @@ from minigpt_jax.cost import parameter_count
 from minigpt_jax.data.corpus import Corpus, load_corpus
 from minigpt_jax.data.sample_questions import Question
 from minigpt_jax.defaults import default_warmup, model_config, resolve
-from minigpt_jax.errors import UserError
+from minigpt_jax.errors import UserError, python
 from minigpt_jax.formats.model_files import Model
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.progress import Progress
@@ -98,9 +98,12 @@ def launch(
         UserError: a mistake in the configuration or the data, a full disk, too little memory.
     """
     run = prepare(config, given=given, accelerator=accelerator, open_model=open_model)
-    _announce(run, accelerator=accelerator, chosen="model" not in given)
     engine = make_engine(run.model, run.train, total_updates=run.total_updates, checkpoints=run.directory.checkpoints)
+    _announce(run, accelerator=accelerator, chosen="model" not in given)
     try:
+        if run.train.resume and _is_finished(run) and (run.directory.path / "report.html").exists():
+            say(f"{run.directory.path} is finished ({run.total_updates} updates); nothing to do")
+            return Result(run.directory.path, "finished", run.total_updates)
         return _train(run, engine)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
@@ -155,10 +158,8 @@ def _train(run: Run, engine: Engine) -> Result:
     else:
         engine.init(initial_parameters(run.model, initializer=run.train.initializer, seed=run.train.seed))
     progress = _resume(run, engine) if run.train.resume else _start(run, engine)
-    if any(event["kind"] == "finished" for event in read_events(run.directory.path)):
-        say(f"{run.directory.path} is finished ({progress.updates} updates); nothing to do")
-        if not (run.directory.path / "report.html").exists():
-            _conclude(run, engine, "finished", step=progress.updates)
+    if _is_finished(run):
+        _conclude(run, engine, "finished", step=progress.updates)
         return Result(run.directory.path, "finished", progress.updates)
     tracker = make_tracker(
         run.train.tracker,
@@ -188,6 +189,10 @@ def _train(run: Run, engine: Engine) -> Result:
         tracker.finish()
     _conclude(run, engine, ending, step=trainer.progress.updates)
     return Result(run.directory.path, ending, trainer.progress.updates)
+
+
+def _is_finished(run: Run) -> bool:
+    return any(event["kind"] == "finished" for event in read_events(run.directory.path))
 
 
 def _start(run: Run, engine: Engine) -> Progress:
@@ -254,6 +259,8 @@ def _announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
         f"{training.predictions_per_epoch:,} tokens a pass, {training.real_fraction:.1%} of positions real; "
         f"validating on {run.corpus.validation_documents} documents; writing {run.directory.path}"
     )
+    if run.source is not None and run.source.note is not None:
+        say(run.source.note)
     if run.corpus.overlap:
         say(f"{run.corpus.overlap} of the validation documents are in the training data as well")
     if run.corpus.left_out:
@@ -275,13 +282,16 @@ def _conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
         )
         if name in last
     )
-    again = f"python scripts/train.py --resume --out {path}"
+    again = f"{python()} scripts/train.py --resume --out {path}"
     if ending == "finished":
         say(f"Finished at step {step}: {figures}. Curves: {path}/loss.png, {path}/report.html")
-        say(
-            'Next, on your own text (one JSON object with a "text" a line): '
-            f"python scripts/train.py --init-from {path} --data YOUR.jsonl"
-        )
+        if run.train.data:
+            say(f"Next, to use it elsewhere: {python()} scripts/convert.py {path} {path}-hf --to hf")
+        else:
+            say(
+                'Next, on your own text (one JSON object with a "text" a line): '
+                f"{python()} scripts/train.py --data YOUR.jsonl"
+            )
     elif ending == "interrupted":
         say(f"Interrupted at step {step}; everything is saved. Continue with: {again}")
     else:

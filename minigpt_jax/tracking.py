@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minigpt_jax.config import TrackerName
-from minigpt_jax.errors import UserError
+from minigpt_jax.errors import UserError, missing_extra, python
 from minigpt_jax.files import replace_file
 
 METRIC_NAMES = (
@@ -219,7 +219,7 @@ def make_tracker(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != name:
             raise  # the library is there but broken: its own message says more
-        raise UserError(f"--tracker {name} needs its library: pip install {name}") from error
+        raise _missing_library(name) from error
 
 
 def require_tracker(name: TrackerName) -> None:
@@ -229,7 +229,13 @@ def require_tracker(name: TrackerName) -> None:
         UserError: with the command that installs it.
     """
     if name != "none" and importlib.util.find_spec(name) is None:
-        raise UserError(f"--tracker {name} needs its library: pip install {name}")
+        raise _missing_library(name)
+
+
+def _missing_library(name: TrackerName) -> UserError:
+    if name == "swanlab":  # no extra has it: it wants an older protobuf
+        return UserError(f"--tracker swanlab needs its library: {python()} -m pip install swanlab")
+    return missing_extra(f"--tracker {name}", "tracking")
 
 
 class _NoTracker:

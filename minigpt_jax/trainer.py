@@ -130,6 +130,8 @@ class Trainer:
                 if grad_norm is not None:
                     self.progress.updates += 1
                     self.progress.accumulated, self.progress.grad_norm = 0, grad_norm
+                elif self.progress.accumulated:
+                    self.events.write("skipped last update", step=self.progress.updates, reason="not finite")
             self._finish(ending)
         return ending
 

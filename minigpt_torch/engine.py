@@ -16,6 +16,7 @@ from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.data.batching import Batch
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.checkpoints import SafetensorsStore
+from minigpt_jax.formats.names import map_leaves
 from minigpt_jax.trainer import StepReport
 from minigpt_torch.generate import greedy
 from minigpt_torch.train_step import (
@@ -87,8 +88,12 @@ class TorchEngine:
         """Start from these NumPy parameters, with empty moments."""
         high = np.float64 if self._dtype == torch.float64 else np.float32
         model = make_model(
-            self._model, _cast(parameters, high), dtype=self._dtype, kernel="fused", device=self.device
-        )  # fmt: skip
+            self._model,
+            map_leaves(lambda leaf: leaf.astype(high), parameters),
+            dtype=self._dtype,
+            kernel="fused",
+            device=self.device,
+        )
         self._state = init_state(model, self._train)
 
     @property
@@ -140,7 +145,8 @@ class TorchEngine:
         """Make an update from a window that the data ended early.
 
         Returns:
-            The global norm of its gradient before clipping; None when nothing was accumulated.
+            The global norm of its gradient before clipping; None when nothing was accumulated, or when the update would
+            have left a parameter not finite and was not made.
         """
         if self.state.micro_steps == 0:
             return None
@@ -254,7 +260,3 @@ def take_optimizer(state: TrainState, tree: dict[str, Any]) -> None:
     state.tokens, state.micro_steps = float(tree["token_sum"]), int(tree["micro_steps"])
     state.updates, state.grad_norm = int(tree["updates"]), float(tree["grad_norm"])
     state.learning_rate_scale = float(tree["learning_rate_scale"])
-
-
-def _cast(tree: dict[str, Any], dtype: Any) -> dict[str, Any]:
-    return {key: _cast(value, dtype) if isinstance(value, dict) else value.astype(dtype) for key, value in tree.items()}

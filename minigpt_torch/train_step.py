@@ -136,11 +136,13 @@ def train_step(
     return StepMetrics(loss_sum.item(), supervised, not accepted, state.updates, state.grad_norm, rate)
 
 
-def flush(state: TrainState, config: TrainConfig, *, total_updates: int) -> float:
-    """Make an update from a window that the data ended early; returns its gradient's norm before clipping."""
+def flush(state: TrainState, config: TrainConfig, *, total_updates: int) -> float | None:
+    """Make an update from a window that the data ended early; returns its gradient's norm before clipping.
+
+    None, and nothing changed, when the update would leave a parameter not finite.
+    """
     rate = learning_rate(state.updates, config, total_updates=total_updates) * state.learning_rate_scale
-    _update(state, state.sums, state.tokens, config, rate=rate)
-    return state.grad_norm
+    return state.grad_norm if _update(state, state.sums, state.tokens, config, rate=rate) else None
 
 
 @torch.no_grad()

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from minigpt_jax.cli import run
-from minigpt_jax.config import PRESETS, TrainConfig, preset
-from minigpt_jax.files import replace_file, write_json
+from minigpt_jax.config import PRESETS, preset
+from minigpt_jax.errors import UserError
+from minigpt_jax.files import replace_file, require_writable, write_json
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Parity:
 
     model: str = "tiny"
     """A preset (random weights), or a model: run directory, Hugging Face directory, .safetensors or .pth."""
-    dtype: Literal["float64", "float32"] = "float64"
-    """Precision of the comparison."""
+    dtype: Literal["float64", "float32", "bfloat16"] = "float64"
+    """Precision of the comparison; in bfloat16 without training."""
     rows: int = 2
     """Rows of a batch."""
     max_seq_len: int = 64
@@ -32,36 +33,42 @@ class Parity:
 
 def main(command: Parity) -> None:
     """Compare, print, and say by the exit code whether every bound holds."""
-    from minigpt_bridge.levels import compare, random_batch
+    from minigpt_bridge.levels import COMPARED_TRAINING, compare, random_batch, random_weights
     from minigpt_bridge.models import open_model
-    from minigpt_bridge.parity_report import as_json, as_page, worst_of_levels
-    from minigpt_jax.initialization import initial_parameters
+    from minigpt_bridge.parity_report import as_json, as_page, as_text
 
+    _check(command)
     if command.model in PRESETS:
         config = preset(command.model)
-        parameters = initial_parameters(config, initializer="scaled_normal", seed=42, dtype="float64")
+        parameters = random_weights(config)
     else:
         opened = open_model(command.model)
         config, parameters = opened.config, opened.read_parameters()
     if command.find:
         from minigpt_bridge.finder import find_divergence
 
-        train = TrainConfig(learning_rate=1e-3, warmup_steps=5, accumulation_steps=2, grad_clip=0.5, dtype="float64")
         batches = [random_batch(config, seed=s, rows=command.rows, time=command.max_seq_len) for s in range(6)]
-        found = find_divergence(config, parameters, train, batches, steps=3)
+        found = find_divergence(config, parameters, COMPARED_TRAINING, batches, steps=3)
         print("3 training steps: no operation differs by more than rounding" if found is None else str(found))
         sys.exit(0 if found is None else 1)
     rows = compare(config, parameters, precision=command.dtype, rows=command.rows, time=command.max_seq_len)
-    print(f"{'level':12} {'tensors':>7}  {'nearest to its bound':52} {'relative':>9} {'ulp':>7} {'bound':>7}")
-    for row in worst_of_levels(rows):
-        count = sum(other.level == row.level for other in rows)
-        verdict = "ok" if row.ok else "MISSED"
-        print(f"{row.level:12} {count:7}  {row.name:52} {row.relative:9.1e} {row.ulp:7.1f} {row.bound:7.0e} {verdict}")
+    print(as_text(rows))
     if command.json is not None:
         write_json(Path(command.json), as_json(rows))
     if command.html is not None:
         replace_file(Path(command.html), as_page(rows, title=f"JAX and PyTorch: {command.model}").encode())
     sys.exit(0 if all(row.ok for row in rows) else 1)
+
+
+def _check(command: Parity) -> None:
+    for name in ("rows", "max_seq_len"):
+        if getattr(command, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(command, name)}")
+    for option, target in (("--json", command.json), ("--html", command.html)):
+        if target is not None:
+            require_writable(Path(target), option=option)
+    if command.find and (command.json or command.html or command.dtype != "float64"):
+        raise UserError("--find prints one finding, in float64; leave --json, --html and --dtype out")
 
 
 if __name__ == "__main__":

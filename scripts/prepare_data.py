@@ -11,7 +11,8 @@ from minigpt_jax.cli import run
 from minigpt_jax.console import tokenizing_progress
 from minigpt_jax.cost import peak_memory_bytes
 from minigpt_jax.data.prepare import ROW_LENGTH, check_conversations, prepare_texts
-from minigpt_jax.files import write_json
+from minigpt_jax.errors import python
+from minigpt_jax.files import require_writable, write_json
 from minigpt_jax.tokenizer import load_tokenizer
 
 
@@ -36,6 +37,8 @@ class Command:
 def main(command: Command) -> None:
     """Prepare the data and print the table."""
     begin = time.perf_counter()
+    if command.json is not None:
+        require_writable(Path(command.json), option="--json")
     with tokenizing_progress() as report:
         options: dict[str, Any] = {"skip_bad_lines": command.skip_bad_lines, "on_progress": report}
         if command.stage == "pretrain":
@@ -47,7 +50,7 @@ def main(command: Command) -> None:
     figures["peak_memory_bytes"] = peak_memory_bytes()
     print_table(figures)
     if command.stage == "pretrain":
-        print(f"wrote {command.out}; next: python scripts/train.py --stage pretrain --data {command.out}")
+        print(f"wrote {command.out}; next: {python()} scripts/train.py --stage pretrain --data {command.out}")
     else:
         print(f"checked; {command.stage} data is tokenized by its training stage, which this version does not have")
     if command.json is not None:

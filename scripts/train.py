@@ -5,7 +5,7 @@ from pathlib import Path
 
 from minigpt_jax.cli import run_with
 from minigpt_jax.dry_run import expected_cost
-from minigpt_jax.files import write_json
+from minigpt_jax.files import require_writable, write_json
 from minigpt_jax.run_directory import backend_of
 from minigpt_jax.train_command import Request, read_command_line
 
@@ -19,6 +19,8 @@ def main(request: Request) -> None:
     from minigpt_jax.launch import launch
 
     config = request.command.train_config()
+    if request.command.json is not None:
+        require_writable(Path(request.command.json), option="--json")
     engine = choose_engine(backend_of(config, request.given))
     if request.command.dry_run:
         figures = expected_cost(

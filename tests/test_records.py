@@ -310,5 +310,5 @@ def test_a_zstd_file_without_the_library_says_what_to_install(tmp_path, monkeypa
     path = tmp_path / "data.jsonl.zst"
     path.write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(UserError, match=re.escape("pip install 'minigpt[data]'")):
+    with pytest.raises(UserError, match=re.escape("-m pip install -c constraints.txt -e '.[data]'")):
         texts(path)

@@ -97,6 +97,9 @@ def test_names_that_minimind_uses_are_understood(tmp_path, environment):
         (["--seed", "4294967296"], "--seed must be below 2**32"),
         (["--data", "good.jsonl", "--max-seq-len", "40000"], "--max-seq-len 40000 is more than"),
         (["--init-from", "nowhere"], "there is no model at nowhere"),
+        (["--dtype", "float16"], "invalid choice 'float16' for argument '--dtype'. Expected one of ('"),
+        (["--data", "empty.jsonl", "--dry-run"], "empty.jsonl is empty"),
+        (["--dry-run", "--json", "nowhere/cost.json"], "--json nowhere/cost.json: the directory nowhere is missing"),
     ],
 )
 def test_a_mistake_gives_one_line_and_exit_code_2_and_leaves_nothing(tmp_path, environment, arguments, message):
@@ -112,6 +115,7 @@ def test_a_mistake_gives_one_line_and_exit_code_2_and_leaves_nothing(tmp_path, e
     assert len(errors) == 1
     assert message in errors[0]
     assert "Traceback" not in result.stderr
+    assert "None" not in errors[0]
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from minigpt_jax.errors import UserError
+from minigpt_jax.errors import UserError, missing_extra
 
 RecordStage = Literal["pretrain", "sft", "dpo"]
 
@@ -140,7 +140,7 @@ def _decompressed(path: Path, raw: IO[bytes]) -> tuple[IO[bytes], tuple[type[Exc
         try:
             library = importlib.import_module("zstandard")
         except ImportError as error:
-            raise UserError(f"{path} needs the zstandard package; run: pip install 'minigpt[data]'") from error
+            raise missing_extra(f"reading {path}", "data") from error
         return io.BufferedReader(_ZstdStream(raw, library), 1 << 18), (EOFError, library.ZstdError)
     return raw, ()
 

@@ -1,7 +1,8 @@
 """Checkpoints as safetensors files: what the PyTorch engine writes, and what crosses between the frameworks.
 
 Framework-free. A checkpoint is <directory>/<step>/ with `parameters.safetensors`, `optimizer.safetensors` and
-`progress.json`. It is written under another name and renamed when it is whole, so a checkpoint that exists is whole.
+`progress.json`. It is written under another name and renamed when it is whole, so a checkpoint that exists is whole;
+what a killed save left is removed by the next one.
 
 Both frameworks' checkpoints hold the same two trees, in the layout of minigpt_jax/initialization.py:
 
@@ -51,7 +52,7 @@ class SafetensorsStore:
         return min(scored)[1] if scored else None
 
     def save(self, step: int, trees: Mapping[str, Any], *, progress: Mapping[str, Any], val_loss: float | None) -> None:
-        """Write one checkpoint, then remove those that are no longer kept.
+        """Write one checkpoint, then remove those that are no longer kept. A step that exists is left as it is.
 
         Raises:
             UserError: it could not be written.
@@ -60,6 +61,8 @@ class SafetensorsStore:
             return
         unfinished = self.directory / f".{step}.{os.getpid()}.tmp"
         try:
+            for abandoned in self.directory.glob(".*.tmp"):
+                shutil.rmtree(abandoned)
             unfinished.mkdir(parents=True)
             for name in TREES:
                 arrays = {path: np.asarray(leaf) for path, leaf in flatten(trees[name]).items()}

@@ -40,8 +40,12 @@ _BEFORE_CAST = "norm_weight_before_cast"
 _MODEL_TYPES = {"llama": False, "qwen3": True}
 """Type and whether it has q/k norm."""
 
-_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": False}
-"""What transformers takes where a config.json is silent."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048, "num_key_value_heads": None, "head_dim": None},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+}
+"""What transformers takes where a config.json is silent, by model type; None is worked out from the other sizes, which
+have to be there."""
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (None, False),
@@ -59,7 +63,16 @@ def is_hugging_face_config(fields: Mapping[str, Any]) -> bool:
 
 
 def config_to_hugging_face(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The content of config.json."""
+    """The content of config.json.
+
+    Raises:
+        UserError: transformers has no model of this shape.
+    """
+    if not config.qk_norm and config.hidden_size % config.num_heads:
+        raise UserError(
+            f"transformers' Llama takes no hidden_size ({config.hidden_size}) that is not a multiple of the number of "
+            f"heads ({config.num_heads}); choose another format"
+        )
     return {
         "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
         "model_type": "qwen3" if config.qk_norm else "llama",
@@ -92,9 +105,11 @@ def config_from_hugging_face(fields: Mapping[str, Any], *, where: str) -> ModelC
         if fields.get(name) not in allowed:
             raise UserError(f"{where}: {name} {fields[name]!r} is not supported; this model has {allowed[-1]!r}")
     ours: dict[str, Any] = {"qk_norm": _MODEL_TYPES[model_type]}
-    given = {**_DEFAULTS, "num_key_value_heads": fields.get("num_attention_heads"), **fields}
-    if given.get("head_dim") is None and "hidden_size" in given and given.get("num_attention_heads"):
-        given["head_dim"] = given["hidden_size"] // given["num_attention_heads"]
+    given = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, **_DEFAULTS[model_type], **fields}
+    if given["num_key_value_heads"] is None:
+        given["num_key_value_heads"] = given.get("num_attention_heads")
+    if given["head_dim"] is None and model_type == "llama":
+        given["head_dim"] = 0  # ModelConfig's word for the same
     for field, theirs in _FIELDS.items():
         if theirs not in given:
             raise UserError(f"{where}: it has no {theirs}")
@@ -112,7 +127,7 @@ def _rope_theta(fields: Mapping[str, Any], *, where: str) -> float:
     theta = rope.get("rope_theta", fields.get("rope_theta", 10000.0))
     if fields.get("rope_theta", theta) != theta:
         raise UserError(f"{where}: rope_theta is {fields['rope_theta']} in one place and {theta} in another")
-    return float(theta)
+    return theta
 
 
 def read_hugging_face_tensors(directory: Path) -> Tensors:
@@ -146,12 +161,21 @@ def read_safetensors(path: Path) -> Tensors:
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
-    """Write one file; `format` tells transformers that the layout is PyTorch's."""
+    """Write one file; `format` tells transformers that the layout is PyTorch's.
+
+    Raises:
+        OSError, SafetensorError: the disk refuses.
+    """
     save_file(tensors, path, metadata={"format": "pt"})
 
 
 def write_hugging_face(directory: Path, config: ModelConfig, tensors: Tensors, tokenizer: Tokenizer) -> None:
-    """Fill an empty directory with everything that transformers needs."""
+    """Fill an empty directory with everything that transformers needs.
+
+    Raises:
+        UserError: transformers has no model of this shape.
+        OSError, SafetensorError: the disk refuses.
+    """
     fields = config_to_hugging_face(config, tokenizer)
     dtypes = {str(tensor.dtype) for tensor in tensors.values()}
     generation = {
@@ -161,7 +185,7 @@ def write_hugging_face(directory: Path, config: ModelConfig, tensors: Tensors, t
         "do_sample": False,
         "max_length": config.max_position_embeddings,
     }
-    _write(directory / "config.json", {**fields, "dtype": dtypes.pop(), "transformers_version": "5.0.0"})
+    _write(directory / "config.json", {**fields, "dtype": dtypes.pop()})
     _write(directory / "generation_config.json", generation)
     write_safetensors(directory / "model.safetensors", tensors)
     tokenizer.save(directory)

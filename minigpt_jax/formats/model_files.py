@@ -1,9 +1,10 @@
 """A model wherever it lies: a run directory, a Hugging Face directory, a .safetensors or a .pth file.
 
 Framework-free: whoever opens a .pth file or a run's checkpoint brings the function that reads it (`Readers`).
-The shape comes from the file's own config, or, for a bare weight file of MiniMind's, from the preset whose tensors it
-has; it is never assumed. The tokenizer is found in or beside the model; there is none to fall back on, since two
-tokenizers of one size give the same ids other meanings.
+The shape comes from the file's own config. A bare weight file, as MiniMind's are, shows the shapes of its tensors
+alone: what they do not show (number of heads, rope_theta, rms_norm_eps) is taken from the preset of equal shapes, and
+`Model.note` says so. The tokenizer is found in or beside the model; there is none to fall back on, since two tokenizers
+of one size give the same ids other meanings.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigpt_jax.config import PRESETS, ModelConfig, from_json, read_json_object, to_json
+from minigpt_jax.config import PRESETS, ModelConfig, from_json, preset_name, read_json_object, to_json
 from minigpt_jax.errors import UserError
 from minigpt_jax.files import replace_file
 from minigpt_jax.formats.hugging_face import (
@@ -23,7 +24,17 @@ from minigpt_jax.formats.hugging_face import (
     read_hugging_face_tensors,
     read_safetensors,
 )
-from minigpt_jax.formats.names import Parameters, Tensors, from_outside, is_tied, table, unwrapped
+from minigpt_jax.formats.names import (
+    Parameters,
+    Tensors,
+    flatten,
+    from_outside,
+    is_tied,
+    map_leaves,
+    require_fit,
+    table,
+    unwrapped,
+)
 from minigpt_jax.run_directory import RunDirectory
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
 
@@ -45,7 +56,10 @@ class Model:
     config: ModelConfig
     tokenizer: Tokenizer | None
     read_parameters: Callable[[], Parameters]
-    """The parameters as nested arrays, in the layout of minigpt_jax/initialization.py, at least float32."""
+    """The parameters as nested arrays, in the layout of minigpt_jax/initialization.py, at least float32. UserError:
+    they are missing, damaged, or not those of the config."""
+    note: str | None = None
+    """What was taken for granted and a person should know."""
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -65,7 +79,8 @@ def open_model(source: str | Path, readers: Readers) -> Model:
     """The model at `source`.
 
     Raises:
-        UserError: there is nothing, or nothing that this can read; a config that contradicts itself or the weights.
+        UserError: there is nothing, or nothing that this can read; a config that contradicts itself; a bare weight file
+            of no preset, or damaged. Other weights are looked at when they are read.
     """
     path = Path(source)
     if path.is_dir():
@@ -95,7 +110,11 @@ def _open_directory(path: Path, readers: Readers) -> Model:
     config, _ = run.read_config()
 
     def read_run() -> Parameters:
-        return _at_least_float32(readers.checkpoint(run.checkpoints, run.best_checkpoint()))
+        step = run.best_checkpoint()
+        tree = readers.checkpoint(run.checkpoints, step)
+        shapes = {entry.path: entry.shape for entry in table(config)}
+        require_fit(flatten(tree), shapes, where=str(run.checkpoints / str(step)))
+        return map_leaves(_at_least_float32, tree)
 
     return _model(path, config, run.read_tokenizer(), read_run)
 
@@ -103,6 +122,7 @@ def _open_directory(path: Path, readers: Readers) -> Model:
 def _open_file(path: Path, read_tensors: Callable[[Path], Tensors]) -> Model:
     config_path, beside = config_beside(path), tokenizer_beside(path)
     tensors: Tensors | None = None
+    note: str | None = None
     if config_path.exists():
         config = from_json(ModelConfig, read_json_object(config_path), where=str(config_path))
     elif (path.parent / "config.json").exists():
@@ -111,31 +131,40 @@ def _open_file(path: Path, read_tensors: Callable[[Path], Tensors]) -> Model:
     else:
         tensors = unwrapped(read_tensors(path))
         config = _config_of_preset(tensors, where=path)
+        note = (
+            f"{path} carries no config: its shapes are those of {preset_name(config)}, whose number of heads "
+            f"({config.num_heads}), rope_theta ({config.rope_theta:g}) and rms_norm_eps ({config.rms_norm_eps:g}) are "
+            f"taken; {config_path} can say otherwise"
+        )
 
     def read() -> Parameters:
         found = unwrapped(read_tensors(path)) if tensors is None else tensors
         return _checked(found, config, where=str(path))
 
     tokenizer = _tokenizer_in(beside) or _tokenizer_in(path.parent / "tokenizer") or _tokenizer_in(path.parent)
-    return _model(path, config, tokenizer, read)
+    return _model(path, config, tokenizer, read, note)
 
 
-def _model(path: Path, config: ModelConfig, tokenizer: Tokenizer | None, read: Callable[[], Parameters]) -> Model:
+def _model(
+    path: Path,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    read: Callable[[], Parameters],
+    note: str | None = None,
+) -> Model:
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{path}: its tokenizer has {tokenizer.vocab_size} entries but its vocabulary only {config.vocab_size}"
         )
-    return Model(path, config, tokenizer, read)
+    return Model(path, config, tokenizer, read, note)
 
 
 def _checked(tensors: Tensors, config: ModelConfig, *, where: str) -> Parameters:
-    return _at_least_float32(from_outside(tensors, config, where=where))
+    return map_leaves(_at_least_float32, from_outside(tensors, config, where=where))
 
 
-def _at_least_float32(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _at_least_float32(value) for key, value in tree.items()}
-    return np.asarray(tree, np.float64 if tree.dtype == np.float64 else np.float32)
+def _at_least_float32(array: np.ndarray) -> np.ndarray:
+    return np.asarray(array, np.float64 if array.dtype == np.float64 else np.float32)
 
 
 # --- Config and tokenizer of a bare weight file ---

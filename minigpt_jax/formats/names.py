@@ -7,7 +7,7 @@ D hidden  F ffn  V vocabulary  N query heads  K kv heads  H head size
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,9 @@ def to_outside(parameters: Parameters, config: ModelConfig) -> Tensors:
     Args:
         parameters: a tree of the shape of `config`: parameters, or anything with one array for each (moments).
         config: the model's shape.
+
+    Raises:
+        KeyError: the tree lacks a tensor of the table.
     """
     leaves = flatten(parameters)
     return {
@@ -111,26 +114,50 @@ def from_outside(tensors: Mapping[str, np.ndarray], config: ModelConfig, *, wher
     """
     found = unwrapped(tensors)
     entries = table(config)
-    known = {entry.name for entry in entries}
-    problems = [f"{entry.name} is missing" for entry in entries if entry.name not in found]
+    problems: list[str] = []
     if config.tie_word_embeddings and "lm_head.weight" in found:
         head, embedding = found.pop("lm_head.weight"), found.get("model.embed_tokens.weight")
         if embedding is not None and not np.array_equal(head, embedding):
             problems.append("lm_head.weight differs from model.embed_tokens.weight, which the config ties")
-    problems += [f"{name} is unexpected" for name in found if name not in known]
-    problems += [
-        f"{entry.name} is {list(found[entry.name].shape)}, not {list(entry.outside_shape)}"
-        for entry in entries
-        if entry.name in found and found[entry.name].shape != entry.outside_shape
-    ]
-    if problems:
-        raise UserError(f"{where} does not fit its config: {'; '.join(problems)}")
+    require_fit(found, {entry.name: entry.outside_shape for entry in entries}, where=where, problems=problems)
     return unflatten(
         {
             entry.path: np.ascontiguousarray(found[entry.name].T if entry.is_kernel else found[entry.name])
             for entry in entries
         }
     )
+
+
+def require_fit(
+    found: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    where: str,
+    problems: Sequence[str] = (),
+) -> None:
+    """Refuse arrays that are not exactly those of `shapes`.
+
+    Args:
+        found: arrays by name.
+        shapes: of a model's tensors, by the same names.
+        where: the file, named in the error.
+        problems: what else is wrong with it.
+
+    Raises:
+        UserError: one line with everything that is wrong, missing, unexpected or of another shape.
+    """
+    everything = [
+        *problems,
+        *(f"{name} is missing" for name in shapes if name not in found),
+        *(f"{name} is unexpected" for name in found if name not in shapes),
+        *(
+            f"{name} is {list(found[name].shape)}, not {list(shape)}"
+            for name, shape in shapes.items()
+            if name in found and found[name].shape != shape
+        ),
+    ]
+    if everything:
+        raise UserError(f"{where} does not fit its config: {'; '.join(everything)}")
 
 
 def unwrapped(tensors: Mapping[str, np.ndarray]) -> Tensors:
@@ -147,6 +174,14 @@ def is_tied(tensors: Mapping[str, np.ndarray]) -> bool:
 
 
 # --- Nested and flat ---
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The same nested tree with `function` of every leaf."""
+    return {
+        key: map_leaves(function, value) if isinstance(value, Mapping) else function(value)
+        for key, value in tree.items()
+    }
 
 
 def flatten(tree: Mapping[Any, Any], *, prefix: str = "") -> dict[str, Any]:
