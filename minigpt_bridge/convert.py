@@ -35,7 +35,7 @@ from minigpt_jax.formats.hugging_face import write_hugging_face, write_safetenso
 from minigpt_jax.formats.model_files import Model, config_beside, tokenizer_beside, write_beside
 from minigpt_jax.formats.names import Parameters, Tensors, flatten, map_leaves, to_outside
 from minigpt_jax.model import model_graph
-from minigpt_jax.progress import Progress
+from minigpt_jax.progress import CONVERTED, Progress
 from minigpt_jax.run_directory import RunDirectory
 from minigpt_torch.engine import trees_of
 from minigpt_torch.model import Transformer
@@ -79,7 +79,7 @@ def convert(source: str | Path, target: str | Path, *, to: Format, dtype: FileDT
     """
     model, path = open_model(source), Path(target)
     try:
-        _refuse(path, to, dtype)
+        _refuse(model.path, path, to, dtype)
         parameters, tokens = model.read_parameters(), _probe(model.config)
         rounded = _rounded(parameters, dtype, where=model.path)
         expected = jax_logits(model.config, rounded, tokens)
@@ -98,7 +98,9 @@ def convert(source: str | Path, target: str | Path, *, to: Format, dtype: FileDT
     return Converted(path, reader, difference, rounding, model.note)
 
 
-def _refuse(path: Path, to: Format, dtype: FileDType) -> None:
+def _refuse(source: Path, path: Path, to: Format, dtype: FileDType) -> None:
+    if source.is_dir() and path.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{path} is inside the model that is converted; choose another place")
     if to in SUFFIXES and path.suffix != SUFFIXES[to]:
         raise UserError(f"--to {to} writes a {SUFFIXES[to]} file; {path} is named otherwise")
     if to not in SUFFIXES and path.suffix in (*SUFFIXES.values(), ".pt", ".bin"):
@@ -215,7 +217,7 @@ def _write_run(path: Path, model: Model, parameters: Parameters) -> Written:
     run = RunDirectory(path)
     run.create(model.config, train, model.require_tokenizer())
     state = init_state(make_model(model.config, parameters, dtype=torch.float32), train)
-    progress = Progress(data="converted").to_json()
+    progress = Progress(data=CONVERTED, model="").to_json()
     SafetensorsStore(run.checkpoints, keep=1).save(0, trees_of(state), progress=progress, val_loss=None)
     run.link_best(0)
     read_back = open_model(path)

@@ -89,7 +89,7 @@ class ModelConfig:
             object.__setattr__(self, "intermediate_size", 64 * math.ceil(int(8 * self.hidden_size / 3) / 64))
         _require(self.head_dim % 2 == 0, f"head_dim must be even for rotary positions, got {self.head_dim}")
         _require(self.rms_norm_eps > 0, f"rms_norm_eps must be positive, got {self.rms_norm_eps}")
-        _require(self.rope_theta > 0, f"rope_theta must be positive, got {self.rope_theta}")
+        _require(0 < self.rope_theta < math.inf, f"rope_theta must be positive and finite, got {self.rope_theta}")
 
 
 PRESETS: dict[str, ModelConfig] = {

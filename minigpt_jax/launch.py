@@ -7,6 +7,8 @@ everything that can be wrong with the configuration, the data and the model has 
 import contextlib
 import dataclasses
 import errno
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +24,7 @@ from minigpt_jax.defaults import default_warmup, model_config, resolve
 from minigpt_jax.errors import UserError, python
 from minigpt_jax.formats.model_files import Model
 from minigpt_jax.initialization import initial_parameters
-from minigpt_jax.progress import Progress
+from minigpt_jax.progress import CONVERTED, Progress
 from minigpt_jax.report import last_values, write_report
 from minigpt_jax.run_directory import (
     RunDirectory,
@@ -202,7 +204,12 @@ def _start(run: Run, engine: Engine) -> Progress:
     EventsLog(run.directory.path).truncate_after(-1)
     MetricsLog(run.directory.path).truncate_after(-1)
     EventsLog(run.directory.path).write("started", step=0, data=run.corpus.training_key)
-    return Progress(data=run.corpus.training_key)
+    return Progress(data=run.corpus.training_key, model=_digest(run.model))
+
+
+def _digest(model: ModelConfig) -> str:
+    """What the shape is known by: a config.json that was edited must not pass for the one that was trained."""
+    return hashlib.sha256(json.dumps(to_json(model), sort_keys=True).encode()).hexdigest()
 
 
 def _resume(run: Run, engine: Engine) -> Progress:
@@ -216,11 +223,16 @@ def _resume(run: Run, engine: Engine) -> Progress:
         progress = Progress.from_json(engine.restore(steps[-1]))
     except (KeyError, TypeError) as error:
         newest = run.directory.checkpoints / str(steps[-1])
-        raise UserError(f"checkpoint {newest} is damaged; delete it to continue from an older one") from error
+        remedy = "delete it to continue from an older one" if len(steps) > 1 else "there is no older one"
+        raise UserError(f"checkpoint {newest} is damaged; {remedy} ({error!r})") from error
+    if progress.data == CONVERTED:
+        raise UserError(f"{path} was converted, not trained; start from it with --init-from {path}")
     if progress.data != run.corpus.training_key:
         raise UserError(
             f"the training data or tokenizer changed since {path} was started; it cannot be resumed exactly"
         )
+    if progress.model != _digest(run.model):
+        raise UserError(f"the model in {path}/config.json is not the one that was trained there; restore the file")
     run.directory.write_config(run.model, run.train)
     run.directory.link_best(engine.best_step())
     metrics.truncate_after(steps[-1])

@@ -8,6 +8,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+CONVERTED = "converted"
+"""`Progress.data` of a run that holds a converted model and has never been trained."""
+
 LARGEST_EXPONENT = 700
 """exp of more is not a finite float64."""
 
@@ -43,6 +46,8 @@ class Progress:
 
     data: str
     """Key of the training data; a resumed run needs the same."""
+    model: str
+    """Digest of the model's shape; likewise."""
     micro_batches: int = 0
     """Micro-batches taken from the data: the position to resume at."""
     accumulated: int = 0

@@ -15,7 +15,7 @@ import torch
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.data.batching import Batch
 from minigpt_jax.errors import UserError
-from minigpt_jax.formats.checkpoints import SafetensorsStore
+from minigpt_jax.formats.checkpoints import TREES, SafetensorsStore
 from minigpt_jax.formats.names import map_leaves
 from minigpt_jax.trainer import StepReport
 from minigpt_torch.generate import greedy
@@ -169,8 +169,10 @@ class TorchEngine:
 
     def restore(self, step: int) -> dict[str, Any]:
         """Continue from checkpoint `step`; returns the progress saved with it. `init` came first."""
-        self._take_parameters(self._store.load(step, "parameters"))
-        take_optimizer(self.state, self._store.load(step, "optimizer"))
+        like = trees_of(self.state)
+        loaded = {name: self._store.load(step, name, like[name]) for name in TREES}
+        self._take_parameters(loaded["parameters"])
+        take_optimizer(self.state, loaded["optimizer"])
         return self._store.progress(step)
 
     def _take_parameters(self, tree: dict[str, Any]) -> None:

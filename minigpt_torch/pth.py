@@ -1,6 +1,5 @@
 """MiniMind's weight files: a state dict written by torch.save, float16 or float32."""
 
-import pickle
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +9,8 @@ import torch
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.names import Tensors, unwrapped
 from minigpt_torch.weights import as_array
+
+_WEIGHT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def read_pth(path: Path) -> Tensors:
@@ -25,16 +26,21 @@ def read_pth(path: Path) -> Tensors:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        first = str(error).split("\n")[0]
-        raise UserError(f"{path} is not a state dict that torch.save wrote ({first})") from error
+    except Exception as error:
+        # A damaged pickle can fail in any way. torch's message is left out: it advises to run the code in the file.
+        raise UserError(f"{path} is not a state dict that torch.save wrote: damaged, or more than tensors") from error
     for key in ("model", "state_dict"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(t, torch.Tensor) for t in loaded.values()):
         raise UserError(f"{path} does not hold a state dict: a dict of tensors by name")
-    arrays = {str(name): as_array(tensor) for name, tensor in loaded.items()}
-    return unwrapped({name: array.astype(np.promote_types(array.dtype, np.float32)) for name, array in arrays.items()})
+    for name, tensor in loaded.items():
+        if tensor.dtype not in _WEIGHT_DTYPES or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            kind = f"{tensor.dtype}, {tensor.layout} on {tensor.device.type}"
+            raise UserError(f"{path}: {name} is {kind}; weights are plain float tensors of 16, 32 or 64 bits")
+    arrays = {str(name): as_array(tensor.resolve_neg()) for name, tensor in loaded.items()}
+    floats = {name: array.astype(np.promote_types(array.dtype, np.float32)) for name, array in arrays.items()}
+    return unwrapped(floats, where=str(path))
 
 
 def write_pth(path: Path, tensors: Tensors, *, dtype: Literal["float16", "float32"], tied: bool) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import pairwise, permutations
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from safetensors.numpy import save_file  # noqa: E402
 from twins import random_parameters  # noqa: E402
 
 from minigpt_bridge import convert as convert_room  # noqa: E402
-from minigpt_bridge.convert import convert, jax_logits  # noqa: E402
+from minigpt_bridge.convert import convert  # noqa: E402
 from minigpt_bridge.models import open_model, read_orbax_tree  # noqa: E402
 from minigpt_jax.config import PRESETS, ModelConfig, TrainConfig  # noqa: E402
 from minigpt_jax.errors import UserError  # noqa: E402
@@ -31,8 +32,10 @@ from minigpt_jax.formats.checkpoints import SafetensorsStore  # noqa: E402
 from minigpt_jax.formats.hugging_face import config_from_hugging_face  # noqa: E402
 from minigpt_jax.formats.model_files import write_beside  # noqa: E402
 from minigpt_jax.formats.names import flatten, from_outside, map_leaves, table, to_outside, unflatten  # noqa: E402
+from minigpt_jax.generate import make_greedy_decoder  # noqa: E402
 from minigpt_jax.initialization import initial_parameters  # noqa: E402
 from minigpt_jax.launch import launch  # noqa: E402
+from minigpt_jax.model import model_graph  # noqa: E402
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 from minigpt_torch.pth import write_pth  # noqa: E402
 
@@ -245,27 +248,37 @@ def test_bfloat16_files_of_others_are_read_in_a_process_that_has_not_loaded_jax(
             assert np.array_equal(read[name], tensor.float().numpy()), name
 
 
+PROMPTS = [
+    "Hello", "The cat", "Once upon a time", "12 + 30 =", "Why is the sky blue?", "A", "In the year 1900",
+    "def f(x):", "She said: \"", "Water boils at", "\u4f60\u597d", "\u4ece\u524d\u6709\u4e00\u5ea7\u5c71",
+    "\u732b", "\u5929\u4e3a\u4ec0\u4e48\u662f\u84dd\u7684\uff1f", "\u4e2d\u56fd\u7684\u9996\u90fd\u662f",
+    "\u6625\u5929", "\u8bf7\u4ecb\u7ecd\u4e00\u4e0b\u4f60\u81ea\u5df1\u3002", "1900\u5e74", "\u201c",
+    "\u6c34\u5728\u4e00\u767e\u5ea6",
+]  # fmt: skip
+NEW_TOKENS = 64
+
+
 def test_a_fresh_process_loads_the_directory_with_transformers_and_continues_greedily_alike(tmp_path):
     path, parameters = written(tmp_path, SERIES_2)
     convert(path, tmp_path / "hf", to="hf")
     program = (
         "import sys, json, torch; from transformers import AutoModelForCausalLM, AutoTokenizer;"
         "t = AutoTokenizer.from_pretrained(sys.argv[1]); m = AutoModelForCausalLM.from_pretrained(sys.argv[1]);"
-        "ids = t('Hello', return_tensors='pt', add_special_tokens=False).input_ids;"
-        "out = m.generate(ids, attention_mask=torch.ones_like(ids), max_length=None, max_new_tokens=12,"
-        " do_sample=False, eos_token_id=None);"
+        "rows = [t(p, return_tensors='pt', add_special_tokens=False).input_ids for p in json.loads(sys.argv[2])];"
+        f"out = [m.generate(r, attention_mask=torch.ones_like(r), max_length=None, max_new_tokens={NEW_TOKENS},"
+        " do_sample=False, eos_token_id=None)[0, r.shape[1]:].tolist() for r in rows];"
         "chat = t.apply_chat_template([{'role': 'user', 'content': 'Hi'}], tokenize=False, add_generation_prompt=True);"
-        "print(json.dumps([out[0].tolist(), chat]))"
+        "print(json.dumps([[r[0].tolist() for r in rows], out, chat]))"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "hf")],
+        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "hf"), json.dumps(PROMPTS)],
         capture_output=True, text=True, check=True, timeout=200,
     )  # fmt: skip
-    theirs, chat = json.loads(done.stdout.splitlines()[-1])
-    ids = load_tokenizer().encode("Hello")
-    while len(ids) < len(theirs):
-        ids.append(int(jax_logits(SERIES_2, parameters, np.array([ids]))[0, -1].argmax()))
-    assert theirs == ids
+    ids, theirs, chat = json.loads(done.stdout.splitlines()[-1])
+    assert ids == [load_tokenizer().encode(prompt) for prompt in PROMPTS]
+    graph = model_graph(SERIES_2, dtype=jnp.dtype("float32"), kernel="blocked")
+    decode = make_greedy_decoder(graph, max_new_tokens=NEW_TOKENS, stop_id=-1)
+    assert decode(map_leaves(jnp.asarray, parameters), ids) == theirs
     assert chat.startswith("<|im_start|>")
 
 

@@ -44,6 +44,10 @@ def main(command: Parity) -> None:
     else:
         opened = open_model(command.model)
         config, parameters = opened.config, opened.read_parameters()
+    if command.max_seq_len > config.max_position_embeddings:
+        raise UserError(
+            f"--max-seq-len {command.max_seq_len} is more than the model's {config.max_position_embeddings}"
+        )
     if command.find:
         from minigpt_bridge.finder import find_divergence
 

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from minigpt_jax.config import read_json_object
 from minigpt_jax.errors import UserError
-from minigpt_jax.formats.names import flatten, unflatten
+from minigpt_jax.formats.names import flatten, require_fit, unflatten
 
 TREES = ("parameters", "optimizer")
 
@@ -81,26 +81,39 @@ class SafetensorsStore:
             if old not in kept:
                 shutil.rmtree(self.directory / str(old))
 
-    def load(self, step: int, name: str) -> dict[Any, Any]:
+    def load(self, step: int, name: str, like: Mapping[Any, Any] | None = None) -> dict[Any, Any]:
         """The tree called `name` of checkpoint `step`.
 
+        Args:
+            step: of a finished checkpoint.
+            name: one of `TREES`.
+            like: a tree whose paths, shapes and dtypes it must have.
+
         Raises:
-            UserError: the checkpoint is damaged.
+            UserError: the checkpoint is damaged, or unlike `like`.
         """
         try:
-            return unflatten(load_file(self.directory / str(step) / f"{name}.safetensors"))
+            leaves = load_file(self.directory / str(step) / f"{name}.safetensors")
         except (SafetensorError, OSError) as error:
             raise self._damaged(step, error) from error
+        if like is not None:
+            expected = {path: np.asarray(leaf) for path, leaf in flatten(like).items()}
+            require_fit(leaves, {p: leaf.shape for p, leaf in expected.items()}, where=str(self.directory / str(step)))
+            for path, leaf in expected.items():
+                if leaves[path].dtype != leaf.dtype:
+                    raise self._damaged(step, UserError(f"{path} is {leaves[path].dtype}, not {leaf.dtype}"))
+        return unflatten(leaves)
 
     def progress(self, step: int) -> dict[str, Any]:
         """The loop's progress that was saved with checkpoint `step`."""
-        progress = self._fields(step)["progress"]
-        assert isinstance(progress, dict)
+        progress = self._fields(step).get("progress")
+        if not isinstance(progress, dict):
+            raise self._damaged(step, UserError("its progress.json has no progress"))
         return progress
 
     def val_loss(self, step: int) -> float | None:
         """The validation loss at `step`; None where it was not measured."""
-        loss = self._fields(step)["val_loss"]
+        loss = self._fields(step).get("val_loss")
         return None if loss is None else float(loss)
 
     def _fields(self, step: int) -> dict[str, Any]:
@@ -116,9 +129,9 @@ class SafetensorsStore:
 
 
 def holds_safetensors(checkpoints: Path) -> bool:
-    """Whether the newest checkpoint in this directory was written by `SafetensorsStore`."""
+    """Whether `SafetensorsStore` wrote these checkpoints: one that is not whole must not pass for another format."""
     steps = SafetensorsStore(checkpoints, keep=1).steps
-    return bool(steps) and (checkpoints / str(steps[-1]) / "progress.json").exists()
+    return any((checkpoints / str(step) / "parameters.safetensors").exists() for step in steps)
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -53,6 +53,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, "silu"),
     "use_sliding_window": (None, False),
     "num_experts": (None, 0),
+    "quantization_config": (None,),
 }
 """Fields that change the function, with the values under which it is ours."""
 
@@ -98,7 +99,7 @@ def config_from_hugging_face(fields: Mapping[str, Any], *, where: str) -> ModelC
         UserError: another kind of model, or an option that changes the function.
     """
     model_type = fields.get("model_type")
-    if model_type not in _MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in _MODEL_TYPES:
         known = " and ".join(_MODEL_TYPES)
         raise UserError(f"{where}: model_type {model_type!r} is not supported; {known} are")
     for name, allowed in _REFUSED.items():
@@ -120,11 +121,17 @@ def config_from_hugging_face(fields: Mapping[str, Any], *, where: str) -> ModelC
 
 
 def _rope_theta(fields: Mapping[str, Any], *, where: str) -> float:
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise UserError(f"{where}: rope type {kind!r} is not supported; 'default' is")
-    theta = rope.get("rope_theta", fields.get("rope_theta", 10000.0))
+    theta = fields.get("rope_theta")
+    # The newer and the older name; either changes the function.
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.get(name) or {}
+        if not isinstance(rope, dict):
+            raise UserError(f"{where}: {name} must be an object, got {rope!r}")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            raise UserError(f"{where}: rope type {kind!r} is not supported; 'default' is")
+        theta = rope.get("rope_theta", theta)
+    theta = 10000.0 if theta is None else theta
     if fields.get("rope_theta", theta) != theta:
         raise UserError(f"{where}: rope_theta is {fields['rope_theta']} in one place and {theta} in another")
     return theta
@@ -158,6 +165,8 @@ def read_safetensors(path: Path) -> Tensors:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise UserError(f"{path} is not a safetensors file ({error})") from error
+    except (AttributeError, KeyError, TypeError) as error:  # of NumPy, which has no such dtype
+        raise UserError(f"{path} holds a dtype that NumPy lacks ({error}); convert it to float32 first") from error
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:

@@ -32,6 +32,7 @@ from minigpt_jax.formats.names import (
     is_tied,
     map_leaves,
     require_fit,
+    require_sound,
     table,
     unwrapped,
 )
@@ -68,9 +69,10 @@ class Model:
             UserError: there is none in or beside the model.
         """
         if self.tokenizer is None:
+            place = self.path if self.path.is_dir() else tokenizer_beside(self.path)
             raise UserError(
                 f"{self.path} has no tokenizer in it or beside it; put its tokenizer.json (and tokenizer_config.json) "
-                f"into {tokenizer_beside(self.path)}/"
+                f"into {place}/"
             )
         return self.tokenizer
 
@@ -83,9 +85,13 @@ def open_model(source: str | Path, readers: Readers) -> Model:
             of no preset, or damaged. Other weights are looked at when they are read.
     """
     path = Path(source)
-    if path.is_dir():
+    try:
+        is_directory, exists = path.is_dir(), path.exists()
+    except OSError as error:  # a name that is too long, say
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if is_directory:
         return _open_directory(path, readers)
-    if not path.exists():
+    if not exists:
         raise UserError(f"there is no model at {path}")
     if path.suffix == ".safetensors":
         return _open_file(path, read_safetensors)
@@ -114,6 +120,7 @@ def _open_directory(path: Path, readers: Readers) -> Model:
         tree = readers.checkpoint(run.checkpoints, step)
         shapes = {entry.path: entry.shape for entry in table(config)}
         require_fit(flatten(tree), shapes, where=str(run.checkpoints / str(step)))
+        require_sound(flatten(tree), where=str(run.checkpoints / str(step)))
         return map_leaves(_at_least_float32, tree)
 
     return _model(path, config, run.read_tokenizer(), read_run)
@@ -129,7 +136,7 @@ def _open_file(path: Path, read_tensors: Callable[[Path], Tensors]) -> Model:
         config_path = path.parent / "config.json"
         config = _config_of_directory(read_json_object(config_path), where=str(config_path))
     else:
-        tensors = unwrapped(read_tensors(path))
+        tensors = unwrapped(read_tensors(path), where=str(path))
         config = _config_of_preset(tensors, where=path)
         note = (
             f"{path} carries no config: its shapes are those of {preset_name(config)}, whose number of heads "
@@ -138,7 +145,7 @@ def _open_file(path: Path, read_tensors: Callable[[Path], Tensors]) -> Model:
         )
 
     def read() -> Parameters:
-        found = unwrapped(read_tensors(path)) if tensors is None else tensors
+        found = read_tensors(path) if tensors is None else tensors
         return _checked(found, config, where=str(path))
 
     tokenizer = _tokenizer_in(beside) or _tokenizer_in(path.parent / "tokenizer") or _tokenizer_in(path.parent)
@@ -160,7 +167,9 @@ def _model(
 
 
 def _checked(tensors: Tensors, config: ModelConfig, *, where: str) -> Parameters:
-    return map_leaves(_at_least_float32, from_outside(tensors, config, where=where))
+    tree = from_outside(tensors, config, where=where)
+    require_sound(flatten(tree), where=where)
+    return map_leaves(_at_least_float32, tree)
 
 
 def _at_least_float32(array: np.ndarray) -> np.ndarray:

@@ -21,6 +21,9 @@ Parameters = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 """Arrays by their outside name, in the outside layout."""
 
+MOST_PROBLEMS = 6
+"""How many of a file's faults an error lists."""
+
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 """What DistributedDataParallel and torch.compile put before every name."""
 
@@ -112,7 +115,7 @@ def from_outside(tensors: Mapping[str, np.ndarray], config: ModelConfig, *, wher
     Raises:
         UserError: one line with everything that is missing, unexpected or of another shape.
     """
-    found = unwrapped(tensors)
+    found = unwrapped(tensors, where=where)
     entries = table(config)
     problems: list[str] = []
     if config.tie_word_embeddings and "lm_head.weight" in found:
@@ -157,14 +160,40 @@ def require_fit(
         ),
     ]
     if everything:
-        raise UserError(f"{where} does not fit its config: {'; '.join(everything)}")
+        more = f"; and {len(everything) - MOST_PROBLEMS} more" if len(everything) > MOST_PROBLEMS else ""
+        raise UserError(f"{where} does not fit its config: {'; '.join(everything[:MOST_PROBLEMS])}{more}")
 
 
-def unwrapped(tensors: Mapping[str, np.ndarray]) -> Tensors:
-    """`tensors` without wrappers' prefixes and without tables that every model computes for itself."""
-    return {
-        _WRAPPERS.sub("", name): tensor for name, tensor in tensors.items() if _DERIVED.search(name) is None
-    }  # fmt: skip
+def require_sound(tensors: Mapping[str, np.ndarray], *, where: str) -> None:
+    """Refuse what is no weight: integers, complex numbers, NaN and infinity.
+
+    Raises:
+        UserError: with the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        # NumPy knows bfloat16 through ml_dtypes, and as no kind of its own.
+        if tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
+            raise UserError(f"{where}: {name} is {tensor.dtype}; weights are float32, float64, float16 or bfloat16")
+        if not np.isfinite(tensor).all():
+            raise UserError(
+                f"{where}: {name} holds values that are not finite; it is damaged, or its training diverged"
+            )
+
+
+def unwrapped(tensors: Mapping[str, np.ndarray], *, where: str) -> Tensors:
+    """`tensors` without wrappers' prefixes and without tables that every model computes for itself.
+
+    Raises:
+        UserError: two names are the same without their prefixes.
+    """
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if _DERIVED.search(name) is None:
+            short = _WRAPPERS.sub("", name)
+            if short in found:
+                raise UserError(f"{where} holds {short} twice, with and without a wrapper's prefix")
+            found[short] = tensor
+    return found
 
 
 def is_tied(tensors: Mapping[str, np.ndarray]) -> bool:
