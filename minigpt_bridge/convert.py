@@ -28,7 +28,7 @@ from minigpt_bridge.bounds import BOUNDS, relative_error
 from minigpt_bridge.models import open_model
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.defaults import resolve
-from minigpt_jax.errors import UserError
+from minigpt_jax.errors import UserError, missing_extra
 from minigpt_jax.formats import FileDType, Format
 from minigpt_jax.formats.checkpoints import SafetensorsStore
 from minigpt_jax.formats.hugging_face import write_hugging_face, write_safetensors
@@ -186,7 +186,7 @@ def _write_hugging_face(path: Path, model: Model, parameters: Parameters, dtype:
     try:
         import transformers
     except ModuleNotFoundError as error:
-        raise UserError("--to hf is checked by transformers: pip install -e '.[hf]'") from error
+        raise missing_extra("--to hf, which transformers checks,", "hf") from error
     tokenizer = model.require_tokenizer()
     transformers.utils.logging.disable_progress_bar()
     path.mkdir()

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minigpt_bridge.models import read_orbax_tree
+from minigpt_bridge.models import float64_stays, read_orbax_tree
 from minigpt_jax.config import Backend, ModelConfig, TrainConfig
-from minigpt_jax.errors import UserError
+from minigpt_jax.errors import missing_extra
 from minigpt_jax.formats.checkpoints import TREES, SafetensorsStore, holds_safetensors
 from minigpt_jax.launch import EngineFactory
 
@@ -39,7 +39,7 @@ def choose_engine(backend: Backend) -> EngineChoice:
         try:
             from minigpt_torch import engine as module
         except ModuleNotFoundError as error:
-            raise UserError("--backend torch takes PyTorch: pip install -e '.[torch]'") from error
+            raise missing_extra("--backend torch", "torch") from error
         engine = module.TorchEngine
 
     def make(model: ModelConfig, train: TrainConfig, *, total_updates: int, checkpoints: Path) -> Any:
@@ -95,7 +95,7 @@ def _write_orbax(source: SafetensorsStore, rewritten: Path) -> None:
     from minigpt_jax.checkpoint import CheckpointStore
 
     # In 64 bits float64 stays float64; `closing` waits for the last save.
-    with jax.enable_x64(True), closing(CheckpointStore(rewritten, keep=sys.maxsize)) as target:
+    with float64_stays(), closing(CheckpointStore(rewritten, keep=sys.maxsize)) as target:
         for step in source.steps:
             trees = {name: jax.tree.map(jax.numpy.asarray, source.load(step, name)) for name in TREES}
             target.save(step, trees, progress=source.progress(step), val_loss=source.val_loss(step))

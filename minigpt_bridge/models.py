@@ -1,13 +1,14 @@
 """Open a model in any format, whichever framework it takes to read it."""
 
 import warnings
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minigpt_jax.errors import UserError
+from minigpt_jax.errors import missing_extra
 from minigpt_jax.formats import model_files
 from minigpt_jax.formats.checkpoints import SafetensorsStore, holds_safetensors
 from minigpt_jax.formats.names import Parameters, Tensors, flatten, unflatten
@@ -45,13 +46,24 @@ def read_orbax_tree(store: "CheckpointStore", step: int, name: str) -> Parameter
     Raises:
         UserError: the checkpoint is damaged.
     """
-    import jax
-
-    with jax.enable_x64(True), warnings.catch_warnings():  # in 64 bits float64 stays float64
+    with float64_stays(), warnings.catch_warnings():
         # orbax warns that the devices may be others than those that saved; the arrays go on to NumPy anyway.
         warnings.filterwarnings("ignore", message="Sharding info not provided")
         tree = store.load(step, name, None)
         return unflatten({path: np.asarray(leaf) for path, leaf in flatten(tree).items()})
+
+
+@contextmanager
+def float64_stays() -> Iterator[None]:
+    """JAX with 64 bits in every thread; `jax.enable_x64` reaches only its own, and orbax reads and writes in others."""
+    import jax
+
+    before = bool(jax.config.read("jax_enable_x64"))
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
 
 
 def _read_checkpoint(checkpoints: Path, step: int) -> Parameters:
@@ -62,5 +74,5 @@ def _read_pth(path: Path) -> Tensors:
     try:
         from minigpt_torch.pth import read_pth
     except ModuleNotFoundError as error:
-        raise UserError(f"reading {path} takes PyTorch: pip install -e '.[torch]'") from error
+        raise missing_extra(f"reading {path}", "torch") from error
     return read_pth(path)

@@ -448,7 +448,7 @@ def test_nothing_is_overwritten(tmp_path, taken):
         ("model.pt", "torch", "float32", "--to torch writes a .pth file"),
         ("model.pth", "hf", "float32", "--to hf writes a directory"),
         ("run", "run", "float16", "a run directory holds float32; leave --dtype out"),
-        ("hf", "hf", "float32", "pip install -e"),
+        ("hf", "hf", "float32", "the extra hf: "),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(tmp_path, monkeypatch, name, to, dtype, message):
