@@ -1,9 +1,11 @@
 """Rendering a chat template in Jinja's sandbox, with what transformers offers a template.
 
-Framework-free. A template is a stranger's program: it may come with a downloaded tokenizer.
+Framework-free. A template is a stranger's program: it may come with a downloaded tokenizer. Messages are strangers'
+text: `render_marked` lets what stands in them be told from what the template wrote.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,13 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from minigpt_jax.errors import UserError
+
+OPEN, CLOSE = "\ufdd1", "\ufdd2"
+"""Around what the assistant writes, in a marked rendering. Like the escape, no characters: no text needs them."""
+
+_ESCAPE = "\ufdd0"
+_MEANINGS = {"0": _ESCAPE, "1": OPEN, "2": CLOSE, "-": ""}
+_CODES = {meaning: code for code, meaning in _MEANINGS.items() if meaning}
 
 
 class ChatTemplate:
@@ -25,14 +34,9 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str):
-        # The options are those of transformers, for which chat templates are written.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
         try:
-            self._template = environment.from_string(source)
+            self._template = _environment(_Generation).from_string(source)
+            self._marked = _environment(_MarkedGeneration).from_string(source)
         except jinja2.TemplateError as error:
             raise UserError(f"the chat template is not Jinja: {error}") from error
 
@@ -56,15 +60,82 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses the conversation, or a JSON string in it is not JSON.
         """
-        parsed = [{key: _parsed(key, value) for key, value in message.items()} for message in messages]
-        if tools is None and parsed and parsed[0].get("role") == "system":
-            tools = parsed[0].get("tools")
-        try:
-            return self._template.render(
-                messages=parsed, tools=tools, add_generation_prompt=add_generation_prompt, **special_tokens
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise UserError(f"the chat template cannot render this conversation: {error}") from error
+        messages, tools = _with_parsed_json(messages, tools)
+        return _render(self._template, messages, tools, add_generation_prompt, special_tokens)
+
+    def render_marked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        *,
+        protected: re.Pattern[str],
+        add_generation_prompt: bool,
+        special_tokens: Mapping[str, str],
+    ) -> str:
+        """As `render`, with `OPEN` and `CLOSE` around each generation block and every message escaped.
+
+        Args:
+            messages: as for `render`.
+            tools: as for `render`.
+            protected: strings that mean something only where the template writes them; in a message they are broken
+                up until `unescape`.
+            add_generation_prompt: end with the head of an assistant turn.
+            special_tokens: further variables.
+
+        Raises:
+            UserError: as `render`.
+        """
+        messages, tools = _escaped(_with_parsed_json(messages, tools), protected)
+        return _render(self._marked, messages, tools, add_generation_prompt, special_tokens)
+
+
+def unescape(text: str) -> str:
+    """A part of a marked rendering, between marks and protected strings, as it was meant."""
+    return re.sub(f"{_ESCAPE}(.)", lambda found: _MEANINGS.get(found[1], found[0]), text)
+
+
+def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
+    # The options are those of transformers, for which chat templates are written.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _render(
+    template: jinja2.Template,
+    messages: Any,
+    tools: Any,
+    add_generation_prompt: bool,
+    special_tokens: Mapping[str, str],
+) -> str:
+    try:
+        return template.render(
+            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **special_tokens
+        )
+    except (jinja2.TemplateError, TypeError) as error:
+        raise UserError(f"the chat template cannot render this conversation: {error}") from error
+
+
+def _with_parsed_json(messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[dict[str, Any]], Any]:
+    parsed = [{key: _parsed(key, value) for key, value in message.items()} for message in messages]
+    if tools is None and parsed and parsed[0].get("role") == "system":
+        tools = parsed[0].get("tools")
+    return parsed, tools
+
+
+def _escaped(value: Any, protected: re.Pattern[str]) -> Any:
+    """`value` with every string in it escaped, names of fields included where they hold a protected string."""
+    if isinstance(value, str):
+        value = re.sub(f"[{''.join(_CODES)}]", lambda found: _ESCAPE + _CODES[found[0]], value)
+        return protected.sub(lambda found: f"{found[0][0]}{_ESCAPE}-{found[0][1:]}", value)
+    if isinstance(value, dict):
+        return {_escaped(key, protected): _escaped(item, protected) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item, protected) for item in value]
+    return value
 
 
 class _Generation(Extension):
@@ -75,6 +146,16 @@ class _Generation(Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _MarkedGeneration(_Generation):
+    """The same between marks."""
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        def write(mark: str) -> jinja2.nodes.Node:
+            return jinja2.nodes.Output([jinja2.nodes.Const(mark)])
+
+        return [write(OPEN), *super().parse(parser), write(CLOSE)]
 
 
 def _to_json(value: Any, *, ensure_ascii: bool = False, indent: int | None = None) -> str:

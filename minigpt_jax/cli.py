@@ -86,7 +86,7 @@ def _in_one_line(parser_message: str) -> str:
     for title in ("Parsing error ", "Value error ", "Invalid choice ", "Unrecognized options ", "Required options "):
         text = text.removeprefix(title)
     # What is not given is None; nobody types it.
-    text = text.replace("'None', ", "")
+    text = text.replace("'None', ", "").replace(", 'None'", "")
     return f"{text} (--help lists every option)"
 
 

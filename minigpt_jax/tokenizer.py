@@ -52,7 +52,7 @@ SPLIT_PATTERN = (
 )
 """Qwen2's pattern, character for character: a GGUF file names it "qwen2"."""
 
-_SPECIAL_TOKENS_MAP = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
+SPECIAL_TOKENS_MAP = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
 _CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
@@ -160,6 +160,11 @@ class Tokenizer:
         except KeyError:
             raise ValueError(f"id {id} is not in the vocabulary of {self.vocab_size} entries") from None
 
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the added tokens, which are ids of their own wherever they are meant."""
+        return dict(self._added_ids)
+
     def special_id(self, token: str) -> int:
         """The id of an added token such as `<think>`.
 
@@ -196,7 +201,7 @@ class Tokenizer:
             UserError: the template cannot render the conversation.
         """
         return self._compiled_template.render(
-            messages, tools, add_generation_prompt=add_generation_prompt, special_tokens=_SPECIAL_TOKENS_MAP
+            messages, tools, add_generation_prompt=add_generation_prompt, special_tokens=SPECIAL_TOKENS_MAP
         )
 
     @cached_property
@@ -211,7 +216,7 @@ class Tokenizer:
         """
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **_SPECIAL_TOKENS_MAP,
+            **SPECIAL_TOKENS_MAP,
             "add_prefix_space": False,
             "clean_up_tokenization_spaces": False,
             "model_max_length": 32768,

@@ -41,18 +41,18 @@ def main(command: Command) -> None:
         require_writable(Path(command.json), option="--json")
     with tokenizing_progress() as report:
         options: dict[str, Any] = {"skip_bad_lines": command.skip_bad_lines, "on_progress": report}
+        tokenizer = load_tokenizer(command.tokenizer)
         if command.stage == "pretrain":
-            tokenizer = load_tokenizer(command.tokenizer)
             figures = prepare_texts(command.inputs, tokenizer, out=Path(command.out), **options)
         else:
-            figures = check_conversations(command.inputs, stage=command.stage, **options)
+            figures = check_conversations(command.inputs, tokenizer, stage=command.stage, **options)
     figures["seconds"] = time.perf_counter() - begin
     figures["peak_memory_bytes"] = peak_memory_bytes()
     print_table(figures)
     if command.stage == "pretrain":
         print(f"wrote {command.out}; next: {python()} scripts/train.py --stage pretrain --data {command.out}")
     else:
-        print(f"checked; {command.stage} data is tokenized by its training stage, which this version does not have")
+        print(f"checked; {command.stage} data is encoded by its training stage, which this version does not have")
     if command.json is not None:
         write_json(Path(command.json), figures)
 
@@ -68,6 +68,8 @@ def print_table(figures: dict[str, Any]) -> None:
         rows.append((f"  {reason}", f"{count:,} (first: {figures['examples'][reason]})"))
     if "tokens" in figures:
         rows.append(("tokens", f"{figures['tokens']:,}"))
+    if "supervised_tokens" in figures:
+        rows.append(("tokens that are learned", f"{figures['supervised_tokens']:,}"))
     rows.append(("UTF-8 bytes of text", f"{figures['text_bytes']:,}"))
     if "tokens" in figures:
         rows.append(("bytes per token", f"{figures['bytes_per_token']:.3f}"))

@@ -65,7 +65,7 @@ BAD_MODELS = [
     ({"head_dim": 7}, "head_dim must be even for rotary positions, got 7"),
     ({"rms_norm_eps": 0.0}, "rms_norm_eps must be positive, got 0.0"),
     ({"rms_norm_eps": math.nan}, "rms_norm_eps must be positive, got nan"),
-    ({"rope_theta": -1.0}, "rope_theta must be positive, got -1.0"),
+    ({"rope_theta": -1.0}, "rope_theta must be positive and finite, got -1.0"),
 ]
 BAD_RUNS = [
     ({"steps": 3, "epochs": 1.0}, "give --steps or --epochs, not both"),
