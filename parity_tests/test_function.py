@@ -145,7 +145,7 @@ def shapes(draw):
     )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=shapes(), rows=st.integers(1, 3), time=st.integers(1, 67), seed=st.integers(0, 99))
 def test_any_shape_is_the_same_function_with_the_same_gradients(
     config, rows, time, seed, float64, bound, relative_error

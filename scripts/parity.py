@@ -33,11 +33,11 @@ class Parity:
 
 def main(command: Parity) -> None:
     """Compare, print, and say by the exit code whether every bound holds."""
+    _check(command)
     from minigpt_bridge.levels import COMPARED_TRAINING, compare, random_batch, random_weights
     from minigpt_bridge.models import open_model
     from minigpt_bridge.parity_report import as_json, as_page, as_text
 
-    _check(command)
     if command.model in PRESETS:
         config = preset(command.model)
         parameters = random_weights(config)

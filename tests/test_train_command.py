@@ -143,7 +143,7 @@ def killed_and_resumed(directory, environment, *, kills, options, seed):
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, environment, kills):
-    steps = 600 * kills
+    steps = 400 * kills
     options = ["--steps", str(steps), "--save-interval", "20", "--eval-interval", "100", "--dropout", "0.1"]
     options += ["--accumulation-steps", "2"]
     for name in ("whole", "killed"):
