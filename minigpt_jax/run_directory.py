@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -47,17 +48,26 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def create(self, model: ModelConfig, train: TrainConfig, tokenizer: Tokenizer) -> None:
-        """Write what makes the directory self-contained.
+        """Write what makes the directory self-contained; after a failure there is no directory that was not there.
 
         Raises:
             UserError: the directory cannot be written.
         """
+        existed = self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.write_config(model, train)
             tokenizer.save(self.path / "tokenizer")
         except OSError as error:
+            self._remove_unless(existed)
             raise UserError(f"cannot write the run directory {self.path}: {error.strerror}; choose --out") from error
+        except UserError:
+            self._remove_unless(existed)
+            raise
+
+    def _remove_unless(self, existed: bool) -> None:
+        if not existed:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def write_config(self, model: ModelConfig, train: TrainConfig) -> None:
         """Write config.json."""

@@ -23,6 +23,7 @@ from small_runs import (
 
 from minigpt_jax.engine import JaxEngine
 from minigpt_jax.errors import UserError
+from minigpt_jax.tokenizer import Tokenizer
 from minigpt_jax.tracking import METRIC_NAMES
 
 
@@ -385,4 +386,15 @@ def test_a_mistake_in_the_data_leaves_no_run_directory(tmp_path):
     (tmp_path / "data.jsonl").write_text('{"text": 3}\n')
     with pytest.raises(UserError, match=r"data\.jsonl:1"):
         train(small_config(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_directory_that_cannot_be_filled_is_not_left(tmp_path, monkeypatch):
+    def refuse(self, directory):
+        raise UserError(f"cannot write the tokenizer to {directory}: No space left on device")
+
+    monkeypatch.setattr(Tokenizer, "save", refuse)
+    config = small_config(tmp_path)
+    with pytest.raises(UserError, match="No space left"):
+        train(config)
     assert not (tmp_path / "run").exists()
