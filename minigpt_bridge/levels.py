@@ -142,20 +142,16 @@ class _Table:
         self.precision: Precision = precision
         self.rows: dict[tuple[str, str], Row] = {}
 
-    def add(self, ours: Iterator[Value], theirs: Iterator[Value], exact: Iterator[Value] | None = None) -> None:
-        """Compare what two sides say, tensor by tensor, and both with what is exact."""
-        if exact is None:
-            for a, b in zip(ours, theirs, strict=True):
-                self._keep(self._row(a, b, None))
-        else:
-            for a, b, c in zip(ours, theirs, exact, strict=True):
-                self._keep(self._row(a, b, c))
+    def add(self, *sides: Iterator[Value]) -> None:
+        """Compare what JAX and PyTorch say, tensor by tensor, and both with a third side that is exact, if given."""
+        for values in zip(*sides, strict=True):
+            self._keep(self._row(*values))
 
     def _keep(self, row: Row) -> None:
         seen = self.rows.get((row.level, row.name))
         self.rows[row.level, row.name] = row if seen is None else _worse(seen, row)
 
-    def _row(self, ours: Value, theirs: Value, exact: Value | None) -> Row:
+    def _row(self, ours: Value, theirs: Value, exact: Value | None = None) -> Row:
         assert ours[:2] == theirs[:2], (ours[:2], theirs[:2])
         a, b = np.asarray(ours.array, np.float64).ravel(), np.asarray(theirs.array, np.float64).ravel()
         largest = float(np.abs(b).max())

@@ -91,7 +91,6 @@ def test_minimind_learns_the_line_break_after_the_end_as_well(tokenizer):
 def test_a_conversation_that_is_cut_gets_no_end(encoder, tokenizer, length):
     whole = encoder.encode([said("user", "What is it?"), said("assistant", "It is a cat that sits on a mat.")])
     ids, supervised = whole.ids[:length], whole.supervised[:length]
-    assert (ids[supervised] == tokenizer.eos_id).sum() == (whole.ids[:length][supervised] == tokenizer.eos_id).sum()
     shown = "".join(learned(type(whole)(ids, supervised), tokenizer))
     assert f"It is a cat that sits on a mat.{EOS}".startswith(shown)
     assert shown.endswith(EOS) == (length >= int(np.flatnonzero(whole.supervised)[-1]) + 1)

@@ -51,7 +51,8 @@ class ChatEncoder:
     def __init__(self, tokenizer: Tokenizer, *, mask: ChatMask = "assistant"):
         self._tokenizer, self._mask = tokenizer, mask
         self._template = ChatTemplate(tokenizer.chat_template)
-        longest_first = sorted(tokenizer.added_tokens, key=len, reverse=True)
+        self._added_ids = tokenizer.added_tokens
+        longest_first = sorted(self._added_ids, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, longest_first)))
         self._pieces = re.compile(f"({OPEN}|{CLOSE}|{self._added.pattern})")
 
@@ -94,7 +95,7 @@ class ChatEncoder:
         return [id for piece in pieces if piece and piece not in (OPEN, CLOSE) for id in self._ids_of(piece)]
 
     def _ids_of(self, piece: str) -> list[int]:
-        added = self._tokenizer.added_tokens.get(piece)
+        added = self._added_ids.get(piece)
         return self._tokenizer.encode(unescape(piece)) if added is None else [added]
 
     def _render(

@@ -9,15 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from minigpt_jax import tokenizer as tokenizers
 from minigpt_jax.config import Batching
 from minigpt_jax.data.cache import OnProgress, write_token_cache
-from minigpt_jax.data.cache_format import Tokenizer
 from minigpt_jax.data.chat import ChatEncoder, EncodedChat
 from minigpt_jax.data.dedupe import SeenTexts, text_digest
 from minigpt_jax.data.packing import count_pieces, real_fraction
 from minigpt_jax.data.records import ReadReport, Record, expand_paths, read_records
 from minigpt_jax.errors import UserError
+from minigpt_jax.tokenizer import Tokenizer
 
 ROW_LENGTH = 512
 """Row length for which the real-token fractions are given."""
@@ -46,7 +45,7 @@ def prepare_texts(
 
 def check_conversations(
     inputs: Sequence[str | Path],
-    tokenizer: tokenizers.Tokenizer,
+    tokenizer: Tokenizer,
     *,
     stage: Literal["sft", "dpo"],
     skip_bad_lines: bool = False,
