@@ -43,15 +43,16 @@ lint: $(TEST_STAMP)
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-# A stamp is touched last, so an install that failed or was interrupted is done again.
+# A stamp is touched last, so an install that failed or was interrupted is done again. Byte-compiling every package
+# would take longer than the installation; what is imported is compiled then.
 $(PRETRAIN_STAMP): pyproject.toml constraints.txt | .venv/created
 	@echo "Installing minigpt$(PRETRAIN_EXTRAS) into .venv (a few minutes the first time)"
-	@.venv/bin/python -m pip install -q -c constraints.txt -e ".$(PRETRAIN_EXTRAS)"
+	@.venv/bin/python -m pip install -q --no-compile -c constraints.txt -e ".$(PRETRAIN_EXTRAS)"
 	@touch $@
 
 $(TEST_STAMP): pyproject.toml constraints.txt | .venv/created
 	@echo "Installing minigpt$(TEST_EXTRAS) into .venv (a few minutes the first time)"
-	@.venv/bin/python -m pip install -q -c constraints.txt -e ".$(TEST_EXTRAS)"
+	@.venv/bin/python -m pip install -q --no-compile -c constraints.txt -e ".$(TEST_EXTRAS)"
 	@touch $@ $(PRETRAIN_STAMP)
 
 .venv/created:

@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from twins import SMALL, SMALL_3, random_batch, random_parameters, training  # noqa: E402
 
-from minigpt_bridge.finder import find_divergence  # noqa: E402
+from minigpt_bridge.finder.search import find_divergence  # noqa: E402
 from minigpt_torch import attention as torch_attention  # noqa: E402
 from minigpt_torch import model as torch_rooms  # noqa: E402
 from minigpt_torch import optimizer as torch_optimizer  # noqa: E402

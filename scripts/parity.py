@@ -49,7 +49,7 @@ def main(command: Parity) -> None:
             f"--max-seq-len {command.max_seq_len} is more than the model's {config.max_position_embeddings}"
         )
     if command.find:
-        from minigpt_bridge.finder import find_divergence
+        from minigpt_bridge.finder.search import find_divergence
 
         batches = [random_batch(config, seed=s, rows=command.rows, time=command.max_seq_len) for s in range(6)]
         found = find_divergence(config, parameters, COMPARED_TRAINING, batches, steps=3)

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from torch import nn
 
-from minigpt_bridge import recording, replay, suspects
 from minigpt_bridge.bounds import relative_error
-from minigpt_bridge.divergence import CAST_SHARE, GRADIENT, PART, UNKNOWN, Divergence, differing_share, only
-from minigpt_bridge.operations import Operation, Side, operations_of
-from minigpt_bridge.recording import Advanced, Recorded, Tape
-from minigpt_bridge.suspects import Case
+from minigpt_bridge.finder import recording, replay, suspects
+from minigpt_bridge.finder.divergence import CAST_SHARE, GRADIENT, PART, UNKNOWN, Divergence, differing_share, only
+from minigpt_bridge.finder.operations import Operation, Side, operations_of
+from minigpt_bridge.finder.recording import Advanced, Recorded, Tape
+from minigpt_bridge.finder.suspects import Case
 from minigpt_jax.config import ModelConfig
 from minigpt_jax.formats.names import Parameters, flatten
 from minigpt_jax.train_step import BatchArrays

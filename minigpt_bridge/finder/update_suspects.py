@@ -1,7 +1,7 @@
 """Wrong variants of the parts of an update, each with its description, to name the cause of a divergence.
 
-Trees of arrays are flat here: one array for each parameter, by its path. As in minigpt_bridge/suspects.py, numbers that
-a mistake could have put in are estimated from PyTorch's result and rounded to six digits.
+Trees of arrays are flat here: one array for each parameter, by its path. As in `suspects`, numbers that a mistake
+could have put in are estimated from PyTorch's result and rounded to six digits.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from minigpt_bridge.bounds import relative_error
-from minigpt_bridge.divergence import UPDATE, only
-from minigpt_bridge.suspects import rounded
+from minigpt_bridge.finder.divergence import UPDATE, only
+from minigpt_bridge.finder.suspects import rounded
 from minigpt_jax.config import Schedule, TrainConfig
 from minigpt_jax.formats.names import flatten
 from minigpt_jax.schedule import learning_rate_at

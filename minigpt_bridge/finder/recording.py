@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from minigpt_bridge.operations import Operation, Side, operations_of
+from minigpt_bridge.finder.operations import Operation, Side, operations_of
 from minigpt_jax import model as rooms
 from minigpt_jax import train_step as steps
 from minigpt_jax.config import ModelConfig, TrainConfig

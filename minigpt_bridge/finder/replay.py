@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minigpt_bridge.operations import Operation, Side
-from minigpt_bridge.recording import Recorded
+from minigpt_bridge.finder.operations import Operation, Side
+from minigpt_bridge.finder.recording import Recorded
 from minigpt_torch import model as rooms
 from minigpt_torch import train_step as steps
 from minigpt_torch.train_step import BatchTensors

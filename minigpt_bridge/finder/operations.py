@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from minigpt_bridge import suspects
-from minigpt_bridge.capture import input_of
+from minigpt_bridge.finder import suspects
+from minigpt_bridge.finder.capture import input_of
 from minigpt_jax.config import ModelConfig
 
 
@@ -63,7 +63,7 @@ class Operations(NamedTuple):
     end: tuple[Operation, ...]
 
 
-@cache  # one object for each shape: the compiled functions of minigpt_bridge/recording.py are kept by it
+@cache  # one object for each shape: the compiled functions of minigpt_bridge/finder/recording.py are kept by it
 def operations_of(config: ModelConfig) -> Operations:
     """The operations of a model of this shape."""
     return Operations(_start(), (*_attention(config), *_feed_forward()), _end(config))

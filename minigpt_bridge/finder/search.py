@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from minigpt_bridge import recording
-from minigpt_bridge.divergence import Divergence
-from minigpt_bridge.lock_step import MicroBatch
-from minigpt_bridge.update_replay import compare_update, force_state
+from minigpt_bridge.finder import recording
+from minigpt_bridge.finder.divergence import Divergence
+from minigpt_bridge.finder.lock_step import MicroBatch
+from minigpt_bridge.finder.update_replay import compare_update, force_state
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.engine import trees_of
 from minigpt_jax.formats.names import Parameters

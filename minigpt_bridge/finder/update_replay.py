@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from minigpt_bridge import update_suspects as suspects
 from minigpt_bridge.bounds import relative_error
-from minigpt_bridge.divergence import UNKNOWN, UPDATE, Divergence
-from minigpt_bridge.recording import Advanced
-from minigpt_bridge.update_suspects import Arrays, UpdateCase, difference
+from minigpt_bridge.finder import update_suspects as suspects
+from minigpt_bridge.finder.divergence import UNKNOWN, UPDATE, Divergence
+from minigpt_bridge.finder.recording import Advanced
+from minigpt_bridge.finder.update_suspects import Arrays, UpdateCase, difference
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.formats.names import flatten
 from minigpt_torch import train_step as steps

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from minigpt_bridge import numpy_rooms as rooms
 from minigpt_bridge.bounds import relative_error
-from minigpt_bridge.divergence import UNKNOWN, only
+from minigpt_bridge.finder import numpy_variants as rooms
+from minigpt_bridge.finder.divergence import UNKNOWN, only
 from minigpt_jax.config import ModelConfig
 
 
