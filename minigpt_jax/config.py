@@ -13,12 +13,14 @@ from typing import Any, Literal, TypeVar, get_args
 
 from minigpt_jax.errors import UserError
 
-Stage = Literal["pretrain"]
+Stage = Literal["pretrain", "sft"]
 Backend = Literal["jax", "torch"]
 Batching = Literal["packed", "bucketed", "padded"]
 DType = Literal["float32", "bfloat16", "float64"]
 Initializer = Literal["scaled_normal", "xavier"]
 Optimizer = Literal["adamw", "muon"]
+ChatMask = Literal["assistant", "minimind"]
+OverLong = Literal["cut", "drop"]
 Schedule = Literal["cosine", "wsd", "constant"]
 TrackerName = Literal["none", "wandb", "tensorboard", "swanlab"]
 NonFiniteAction = Literal["stop", "rollback"]
@@ -135,7 +137,7 @@ class TrainConfig:
     """
 
     stage: Stage = "pretrain"
-    """What is trained: pretrain learns to continue text."""
+    """What is trained: pretrain learns to continue text, sft to answer, from conversations."""
     model: str | None = None
     """Model preset: tiny, minimind2-small, minimind2 or minimind-3. On a GPU minimind2-small, else tiny."""
     hidden_size: int | None = None
@@ -145,11 +147,22 @@ class TrainConfig:
     tokenizer: str | None = None
     """A tokenizer.json, or a directory that holds one; the shipped 6400-entry tokenizer when not given."""
     data: tuple[str, ...] = ()
-    """Training text: JSONL files (also .gz, .zst), directories of them, or a cache that prepare_data.py made.
-    The generated sample corpus when not given."""
+    """Training data: JSONL files (also .gz, .zst), directories of them, or a cache that prepare_data.py made. A line
+    is {"text"} in pretraining, {"conversations"} in sft. The generated sample corpus when not given."""
     val_data: tuple[str, ...] = ()
-    """Validation text in the same form; its first 200 documents are used. When not given, 1 document in 100 is held
+    """Validation data in the same form; its first 200 documents are used. When not given, 1 document in 100 is held
     out of the training data."""
+    mix_data: tuple[str, ...] = ()
+    """sft: files of {"text"} lines that are trained on beside the conversations, against forgetting."""
+    mix_fraction: float = 0.1
+    """Part of the learned tokens that is taken from mix_data."""
+    chat_mask: ChatMask = "assistant"
+    """What of a conversation is learned. assistant: what the assistant writes and the end of its turn. minimind: the
+    newline after that end too, as in the released MiniMind models."""
+    over_long: OverLong = "cut"
+    """A conversation longer than a row: cut keeps its beginning, drop leaves it out."""
+    drop_last: bool = False
+    """Leave out a pass's last batch when it is not full (when bucketed, that of each width)."""
     skip_bad_lines: bool = False
     """Count and report lines that are not valid records instead of stopping at the first."""
     init_from: str | None = None
@@ -251,12 +264,28 @@ class TrainConfig:
         _require(self.accumulation_steps < 2**31, f"--accumulation-steps {self.accumulation_steps} is too many")
         _require((self.epochs or 1) <= MOST_EPOCHS, f"--epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}")
         _require((self.learning_rate or 0) <= 1, f"--learning-rate must be at most 1, got {self.learning_rate}")
-        for name in ("data", "val_data", "out", "tokenizer", "init_from"):
+        for name in ("data", "val_data", "mix_data", "out", "tokenizer", "init_from"):
             value = getattr(self, name)
             empty = value == "" or (isinstance(value, tuple) and "" in value)
             _require(not empty, f"{_flag(name)} is an empty name")
         if self.model is not None:
             preset(self.model)
+        _require(0 < self.mix_fraction < 1, f"--mix-fraction must lie between 0 and 1, got {self.mix_fraction}")
+        for name, plain in (("mix_data", ()), ("over_long", "cut")):
+            _require(
+                self.stage != "pretrain" or getattr(self, name) == plain,
+                f"{_flag(name)} is for conversations; --stage pretrain has none",
+            )
+
+    @property
+    def record_form(self) -> Literal["pretrain", "sft"]:
+        """Form of the stage's records, by the name that minigpt_jax/data/records.py gives it."""
+        return "pretrain" if self.stage == "pretrain" else "sft"
+
+    @property
+    def has_unlearned_tokens(self) -> bool:
+        """Whether the data has tokens that are read and not learned, as conversations have."""
+        return self.stage != "pretrain"
 
     @property
     def stage_number(self) -> int:

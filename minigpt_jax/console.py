@@ -92,6 +92,7 @@ class RunConsole:
             ("loss", "loss {:.3f}"),
             ("perplexity", "ppl {:.1f}"),
             ("tokens_per_second", "{:,.0f} tok/s"),
+            ("supervised_tokens_per_second", "{:,.0f} of them learned"),
         ):
             if metrics.get(name) is not None:
                 words.append(form.format(metrics[name]))

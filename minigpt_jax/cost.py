@@ -24,14 +24,15 @@ def _matrices_of_block(config: ModelConfig) -> int:
     return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
 
 
-def training_flops_per_token(config: ModelConfig, *, time: int) -> float:
+def training_flops_per_token(config: ModelConfig, *, time: int, supervised: float = 1.0) -> float:
     """Model FLOPs of forward and backward for one position of a row of `time` positions.
 
-    6 for each weight of a matrix product (2 forward, 4 backward), the output head among them; and causal attention:
-    scores and weighted sum over the (time + 1) / 2 positions that one position sees on average. Recomputation in the
-    backward pass and the products with the mask's upper triangle are not model FLOPs and are not counted.
+    6 for each weight of a matrix product (2 forward, 4 backward), the output head among them where a token is learned
+    (`supervised` is the part of the tokens that is); and causal attention: scores and weighted sum over the
+    (time + 1) / 2 positions that one position sees on average. Recomputation in the backward pass and the products with
+    the mask's upper triangle are not model FLOPs and are not counted.
     """
-    matrices = config.num_layers * _matrices_of_block(config) + config.vocab_size * config.hidden_size
+    matrices = config.num_layers * _matrices_of_block(config) + supervised * config.vocab_size * config.hidden_size
     attention = config.num_layers * 2 * config.num_heads * config.head_dim * (time + 1) / 2
     return 6 * (matrices + attention)
 

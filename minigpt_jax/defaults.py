@@ -9,12 +9,28 @@ import dataclasses
 from minigpt_jax.config import ModelConfig, TrainConfig, preset, preset_name
 from minigpt_jax.errors import UserError
 
-SAMPLE_EPOCHS = 2.5
-"""Passes over the sample corpus: about four minutes of the tiny preset on two CPU cores."""
+SAMPLE_EPOCHS = {"pretrain": 2.5, "sft": 4.0}
+"""Passes over the sample corpus: about four minutes of the tiny preset on two CPU cores, and two."""
+
+RATE_OF_STAGE = {"pretrain": 1.0, "sft": 1 / 3}
+"""Part of the pretraining rate."""
 
 BATCH_SIZE, SAMPLE_BATCH_SIZE = 8, 2
 """Rows of a micro-batch on a CPU; four times as many on an accelerator. The sample is so small that more updates are
 worth more than larger ones."""
+
+
+def require_model_to_start_from(config: TrainConfig) -> None:
+    """Refuse a stage that improves a model, and is given none.
+
+    Raises:
+        UserError: it is.
+    """
+    if config.stage != "pretrain" and config.init_from is None:
+        raise UserError(
+            f"--stage {config.stage} starts from a model: name it with --init-from, for example out/pretrain-tiny, "
+            "which `python scripts/train.py` makes"
+        )
 
 
 def resolve(config: TrainConfig, *, accelerator: str | None, source: ModelConfig | None = None) -> TrainConfig:
@@ -29,7 +45,7 @@ def resolve(config: TrainConfig, *, accelerator: str | None, source: ModelConfig
     model = config.model or chosen
     epochs = config.epochs
     if config.steps is None and epochs is None:
-        epochs = 1.0 if config.data else SAMPLE_EPOCHS
+        epochs = 1.0 if config.data else SAMPLE_EPOCHS[config.stage]
     resolved = dataclasses.replace(
         config,
         model=model,
@@ -39,7 +55,8 @@ def resolve(config: TrainConfig, *, accelerator: str | None, source: ModelConfig
     )
     if resolved.learning_rate is None:
         shape = source or model_config(resolved)
-        resolved = dataclasses.replace(resolved, learning_rate=default_learning_rate(shape))
+        rate = RATE_OF_STAGE[config.stage] * default_learning_rate(shape)
+        resolved = dataclasses.replace(resolved, learning_rate=rate)
     return resolved
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.cost import parameter_count, training_bytes, training_flops_per_token
 from minigpt_jax.data.cache_format import is_token_cache, open_token_cache
-from minigpt_jax.data.records import ReadReport, expand_paths, read_records
-from minigpt_jax.defaults import model_config, resolve
+from minigpt_jax.data.records import expand_paths, read_records
+from minigpt_jax.defaults import model_config, require_model_to_start_from, resolve
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.model_files import Model
 from minigpt_jax.tokenizer import load_tokenizer
@@ -51,6 +51,7 @@ def expected_cost(
     """
     if config.resume:
         raise UserError("--dry-run describes a run before it starts; leave --resume out")
+    require_model_to_start_from(config)
     source = open_model(config.init_from).config if config.init_from is not None else None
     train = resolve(config, accelerator=accelerator, source=source)
     model = model_config(train, source=source)
@@ -85,7 +86,7 @@ def _check_first_records(inputs: tuple[str, ...], train: TrainConfig) -> None:
             open_token_cache(Path(inputs[0])).require_tokenizer(load_tokenizer(train.tokenizer))
         return
     for path in expand_paths(inputs) if inputs else ():
-        next(read_records([path], stage="pretrain", skip_bad_lines=train.skip_bad_lines, report=ReadReport()), None)
+        next(read_records([path], stage=train.record_form, skip_bad_lines=train.skip_bad_lines), None)
 
 
 def _tokens_of(inputs: tuple[str, ...]) -> float:

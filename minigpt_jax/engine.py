@@ -75,7 +75,7 @@ class JaxEngine:
         self._graph = model_graph(model, dtype=dtype, kernel=default_kernel(self.device.platform, dtype))
         self._train_step = make_train_step(self._graph, train, total_updates=total_updates)
         self._flush_step = make_flush_step(train, total_updates=total_updates)
-        self._eval_step = make_eval_step(self._graph)
+        self._eval_step = make_eval_step(self._graph, train)
         self._dropout_key = jax.random.fold_in(jax.random.key(train.seed), train.stage_number)
         self._checkpoint_directory = checkpoints
         self._store: CheckpointStore | None = None

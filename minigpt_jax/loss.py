@@ -15,12 +15,17 @@ import jax.numpy as jnp
 CHUNK = 1024
 """Positions whose logits exist at one time."""
 
+SPARSE_CHUNK = 256
+"""The same where unsupervised positions are skipped: a chunk that has one to learn is computed whole."""
+
 
 def next_token_loss(
     hidden: jax.Array,  # [S, D]
     head: jax.Array,  # [V, D]
     targets: jax.Array,  # int32 [S]
     loss_weights: jax.Array,  # float [S]
+    *,
+    sparse: bool = False,
 ) -> jax.Array:
     """Sum over positions of loss_weights * -log softmax(hidden @ head.T)[target], in nats.
 
@@ -31,52 +36,62 @@ def next_token_loss(
         head: output head; cast to the dtype of `hidden` for the product.
         targets: the right next token of each position; any valid id where the weight is 0.
         loss_weights: 0 takes a position out of the loss.
+        sparse: gather what is supervised and make no logits for the rest. The sum is the same but for its order; worth
+            it where a good part has no weight, as in conversations.
 
     Returns:
         A scalar in at least float32.
     """
     count = hidden.shape[0]
-    padding = -count % min(CHUNK, count)
+    size = min(SPARSE_CHUNK if sparse else CHUNK, count)
+    if sparse:
+        supervised_first = jnp.argsort(loss_weights == 0, stable=True)
+        hidden, targets, loss_weights = (array[supervised_first] for array in (hidden, targets, loss_weights))
+    padding = -count % size
     if padding:
         hidden = jnp.pad(hidden, ((0, padding), (0, 0)))
         targets, loss_weights = jnp.pad(targets, (0, padding)), jnp.pad(loss_weights, (0, padding))
-    return _summed_loss(hidden, head, targets, loss_weights)
+    return _summed_loss(size, hidden, head, targets, loss_weights)
 
 
-@jax.custom_vjp
-def _summed_loss(hidden: jax.Array, head: jax.Array, targets: jax.Array, loss_weights: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed_loss(
+    size: int, hidden: jax.Array, head: jax.Array, targets: jax.Array, loss_weights: jax.Array
+) -> jax.Array:
+    """Over chunks of `size` positions, from the first one to the last that has a weight."""
     high = jnp.promote_types(hidden.dtype, jnp.float32)
     cast_head = head.astype(hidden.dtype)
 
-    def add_chunk(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        loss, _ = _chunk_loss(*chunk, head=cast_head, high=high)
-        return total + loss, None
+    def add_chunk(number: jax.Array, total: jax.Array) -> jax.Array:
+        loss, _ = _chunk_loss(*_chunk(number, size, hidden, targets, loss_weights), head=cast_head, high=high)
+        return total + loss
 
-    return jax.lax.scan(add_chunk, jnp.zeros((), high), _chunks(hidden, targets, loss_weights))[0]
+    return jax.lax.fori_loop(0, _used_chunks(size, loss_weights), add_chunk, jnp.zeros((), high))
 
 
 def _summed_loss_forward(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, loss_weights: jax.Array
+    size: int, hidden: jax.Array, head: jax.Array, targets: jax.Array, loss_weights: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     high = jnp.promote_types(hidden.dtype, jnp.float32)
     cast_head = head.astype(hidden.dtype)
 
-    def add_chunk(
-        carry: tuple[jax.Array, jax.Array], chunk: tuple[jax.Array, ...]
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        total, head_gradient = carry
+    def add_chunk(number: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        total, head_gradient, hidden_gradient = sums
+        chunk = _chunk(number, size, hidden, targets, loss_weights)
         loss, logits_gradient = _chunk_loss(*chunk, head=cast_head, high=high)
         logits_gradient = logits_gradient.astype(hidden.dtype)  # [C, V]
         head_gradient += jnp.einsum("cv,cd->vd", logits_gradient, chunk[0], preferred_element_type=high)
-        return (total + loss, head_gradient), jnp.einsum("cv,vd->cd", logits_gradient, cast_head)
+        by_hidden = jnp.einsum("cv,vd->cd", logits_gradient, cast_head)
+        hidden_gradient = jax.lax.dynamic_update_slice_in_dim(hidden_gradient, by_hidden, number * size, axis=0)
+        return total + loss, head_gradient, hidden_gradient
 
-    start = (jnp.zeros((), high), jnp.zeros(head.shape, high))
-    (total, head_gradient), hidden_gradient = jax.lax.scan(add_chunk, start, _chunks(hidden, targets, loss_weights))
-    return total, (hidden_gradient.reshape(hidden.shape), head_gradient.astype(head.dtype))
+    start = (jnp.zeros((), high), jnp.zeros(head.shape, high), jnp.zeros_like(hidden))
+    total, head_gradient, hidden_gradient = jax.lax.fori_loop(0, _used_chunks(size, loss_weights), add_chunk, start)
+    return total, (hidden_gradient, head_gradient.astype(head.dtype))
 
 
 def _summed_loss_backward(
-    gradients: tuple[jax.Array, ...], cotangent: jax.Array
+    size: int, gradients: tuple[jax.Array, ...], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, None]:
     hidden_gradient, head_gradient = gradients
     return (
@@ -90,11 +105,13 @@ def _summed_loss_backward(
 _summed_loss.defvjp(_summed_loss_forward, _summed_loss_backward)
 
 
-def _chunks(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Each [S, ...] as [S/C, C, ...]; S is a multiple of C."""
-    count = arrays[0].shape[0]
-    size = min(CHUNK, count)
-    return tuple(array.reshape(count // size, size, *array.shape[1:]) for array in arrays)
+def _used_chunks(size: int, loss_weights: jax.Array) -> jax.Array:
+    places = jnp.arange(1, loss_weights.shape[0] + 1)
+    return -(-jnp.max(jnp.where(loss_weights != 0, places, 0)) // size)
+
+
+def _chunk(number: jax.Array, size: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(jax.lax.dynamic_slice_in_dim(array, number * size, size) for array in arrays)
 
 
 @partial(jax.named_call, name="chunk_loss")

@@ -25,6 +25,8 @@ class LogWindow:
     positions: int = 0
     timed_tokens: int = 0
     """Real tokens whose time is in `seconds`; those of a compilation are not."""
+    timed_supervised_tokens: int = 0
+    """Supervised ones, likewise."""
     seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:
@@ -37,6 +39,8 @@ class LogWindow:
         }
         if self.timed_tokens:
             metrics["tokens_per_second"] = self.timed_tokens / self.seconds
+            if self.supervised_tokens < self.real_tokens:
+                metrics["supervised_tokens_per_second"] = self.timed_supervised_tokens / self.seconds
         return metrics
 
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE: train, load, encode, decode, evaluate.
+"""Byte-level BPE: load, encode, decode, save.
 
 Framework-free. Choices:
 - Text is never trusted. It is encoded by a model that knows no added token, so "<|im_end|>" written by a user is ten
@@ -14,22 +14,16 @@ Framework-free. Choices:
 import codecs
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import resources
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minigpt_jax.byte_level import (
-    BYTE_OF,
     complete_definition,
     refuse_surrogates,
     round_trip_probes,
@@ -53,7 +47,6 @@ SPLIT_PATTERN = (
 """Qwen2's pattern, character for character: a GGUF file names it "qwen2"."""
 
 SPECIAL_TOKENS_MAP = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
-_CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 # --- Tokenizer ---
@@ -159,6 +152,15 @@ class Tokenizer:
             return self._bytes[id]
         except KeyError:
             raise ValueError(f"id {id} is not in the vocabulary of {self.vocab_size} entries") from None
+
+    @cached_property
+    def text_bytes(self) -> NDArray[np.int64]:
+        """[V] how many bytes of text each id stands for; 0 for added tokens, which are marks."""
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for id, text in self._bytes.items():
+            lengths[id] = len(text)
+        lengths[list(self._added_ids.values())] = 0
+        return lengths
 
     @property
     def added_tokens(self) -> dict[str, int]:
@@ -287,113 +289,3 @@ def _shipped_directory() -> Path:
 
 def _shipped_chat_template() -> str:
     return (_shipped_directory() / "chat_template.jinja").read_text(encoding="utf-8")
-
-
-# --- Train ---
-
-
-def train_tokenizer(
-    texts: Iterable[str], *, vocab_size: int = 6400, min_frequency: int = 2, show_progress: bool = False
-) -> Tokenizer:
-    """A tokenizer learned from `texts`; the same texts give the same tokenizer, byte for byte.
-
-    Ids: `ADDED_TOKENS`, the 256 bytes, then merges by falling frequency.
-
-    Args:
-        texts: read once.
-        vocab_size: entries in all.
-        min_frequency: a pair seen less often is not merged.
-        show_progress: draw the library's progress bars on stderr.
-
-    Raises:
-        UserError: a size that cannot hold the bytes, or text too short to fill the vocabulary.
-    """
-    smallest = len(ADDED_TOKENS) + 256
-    if vocab_size < smallest:
-        raise UserError(f"--vocab-size must be at least {smallest} (added tokens and bytes), got {vocab_size}")
-    if min_frequency < 1:
-        raise UserError(f"--min-frequency must be at least 1, got {min_frequency}")
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=list(ADDED_TOKENS),
-        initial_alphabet=sorted(BYTE_OF),
-        show_progress=show_progress,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    definition = json.loads(tokenizer.to_str())
-    for token in definition["added_tokens"]:
-        token["special"] = token["content"] not in TAGS  # the trainer makes all of them special
-    trained = Tokenizer(definition, where="the trained tokenizer")
-    if trained.vocab_size < vocab_size:
-        raise UserError(
-            f"the text gives only {trained.vocab_size} entries, not {vocab_size}; give more text, a smaller "
-            "--vocab-size or a smaller --min-frequency"
-        )
-    return trained
-
-
-def weight_english(texts: Iterable[str], weight: float) -> Iterator[str]:
-    """`texts`, the English ones as if there were `weight` times as many: 1.25 gives every fourth one twice.
-
-    A vocabulary is shared out by what the training text holds; this moves the balance between the two languages.
-    """
-    if not 0 < weight < float("inf"):
-        raise UserError(f"--english-weight must be positive and finite, got {weight}")
-    owed = 0.0
-    for text in texts:
-        if language_of(text) == "zh":
-            yield text
-            continue
-        owed += weight
-        while owed >= 1:
-            yield text
-            owed -= 1
-
-
-# --- Evaluate ---
-
-
-@dataclass(frozen=True)
-class EvaluationRow:
-    """How densely a tokenizer writes the documents of one language ("zh", "en") or of both ("all")."""
-
-    language: str
-    documents: int
-    bytes: int
-    characters: int
-    tokens: int
-    bytes_per_token: float
-    characters_per_token: float
-
-
-def language_of(text: str) -> Literal["zh", "en"]:
-    """Chinese when more than 30 % of the characters are CJK ideographs, else English."""
-    return "zh" if len(_CHINESE.findall(text)) > 0.3 * len(text) else "en"
-
-
-def evaluate_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> list[EvaluationRow]:
-    """Bytes and characters a token, by language; each text is one document, counted without special tokens.
-
-    A document is Chinese when more than 30 % of its characters are CJK ideographs, else English.
-    """
-    counts: dict[str, list[int]] = {"zh": [0] * 4, "en": [0] * 4, "all": [0] * 4}
-    remaining = iter(texts)
-    while chunk := list(islice(remaining, 1000)):
-        for text, ids in zip(chunk, tokenizer.encode_batch(chunk), strict=True):
-            document = (1, len(text.encode("utf-8")), len(text), len(ids))
-            for name in (language_of(text), "all"):
-                counts[name] = [sum(pair) for pair in zip(counts[name], document, strict=True)]
-    return [
-        EvaluationRow(name, documents, size, characters, tokens, size / tokens, characters / tokens)
-        for name, (documents, size, characters, tokens) in counts.items()
-        if tokens
-    ]

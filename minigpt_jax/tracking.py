@@ -31,6 +31,7 @@ METRIC_NAMES = (
     "tokens",  # real tokens read since the run began, padding excluded
     "supervised_tokens",  # tokens predicted since the run began
     "tokens_per_second",  # real tokens
+    "supervised_tokens_per_second",  # where they are not all of them
     "padding_fraction",  # padded positions / all positions
     "model_flops_utilization",  # model FLOP/s / FLOP/s of a matrix product on this device
     "device_memory_bytes",

@@ -71,8 +71,9 @@ def summed_loss(
     *,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    sparse: bool = False,
 ) -> jax.Array:
-    """The loss of a micro-batch summed over its supervised tokens, in nats."""
+    """The loss of a micro-batch summed over its supervised tokens, in nats; `sparse` as in `next_token_loss`."""
     model = nnx.merge(graph, parameters)
     hidden = model(
         batch.tokens,
@@ -81,7 +82,8 @@ def summed_loss(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )
-    return next_token_loss(hidden, model.head, batch.targets.reshape(-1), batch.loss_weights.reshape(-1))
+    targets, loss_weights = batch.targets.reshape(-1), batch.loss_weights.reshape(-1)
+    return next_token_loss(hidden, model.head, targets, loss_weights, sparse=sparse)
 
 
 def make_train_step(graph: nnx.GraphDef[Transformer], config: TrainConfig, *, total_updates: int) -> TrainStep:
@@ -97,6 +99,7 @@ def make_train_step(graph: nnx.GraphDef[Transformer], config: TrainConfig, *, to
                 batch,
                 dropout_rate=config.dropout,
                 dropout_key=dropout_key if config.dropout else None,
+                sparse=config.has_unlearned_tokens,
             )
 
         loss_sum, gradients = jax.value_and_grad(loss_of)(state.parameters)
@@ -134,11 +137,12 @@ def make_flush_step(config: TrainConfig, *, total_updates: int) -> FlushStep:
     return jax.jit(step, donate_argnums=0)
 
 
-def make_eval_step(graph: nnx.GraphDef[Transformer]) -> EvalStep:
+def make_eval_step(graph: nnx.GraphDef[Transformer], config: TrainConfig) -> EvalStep:
     """Compiled (parameters, batch) -> (summed loss in nats, supervised tokens)."""
 
     def step(parameters: Tree, batch: BatchArrays) -> tuple[jax.Array, jax.Array]:
-        return summed_loss(graph, parameters, batch), jnp.sum(batch.loss_weights)
+        loss = summed_loss(graph, parameters, batch, sparse=config.has_unlearned_tokens)
+        return loss, jnp.sum(batch.loss_weights)
 
     return jax.jit(step)
 

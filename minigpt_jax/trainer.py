@@ -84,6 +84,7 @@ class Trainer:
         engine: holds the model; `init` or `restore` was called.
         source: the training micro-batches of the whole run.
         validation: the validation batches; None when there is nothing to validate on.
+        validation_bytes: UTF-8 bytes of the text that they predict.
         run: where metrics, events and checkpoints go.
         tracker: gets every logged line.
         console: shows them.
@@ -100,6 +101,7 @@ class Trainer:
         engine: Engine,
         source: BatchSource,
         validation: BatchSource | None,
+        validation_bytes: int,
         run: RunDirectory,
         tracker: Tracker,
         console: RunConsole,
@@ -108,7 +110,7 @@ class Trainer:
         progress: Progress,
     ):
         self.model, self.train, self.engine = model, train, engine
-        self.source, self.validation = source, validation
+        self.source, self.validation, self.validation_bytes = source, validation, validation_bytes
         self.run_directory, self.tracker, self.console = run, tracker, console
         self.total_updates, self.matmul_flops = total_updates, matmul_flops
         self.progress = progress
@@ -188,6 +190,7 @@ class Trainer:
         if self._compiled:
             window.seconds += seconds
             window.timed_tokens += 0 if report.skipped else batch.num_real
+            window.timed_supervised_tokens += 0 if report.skipped else report.supervised_tokens
         self.console.advance(progress.updates)
 
     def _read_all(self) -> None:
@@ -258,7 +261,8 @@ class Trainer:
         metrics = window.metrics()
         metrics |= {"learning_rate": self.progress.learning_rate, "grad_norm": self.progress.grad_norm}
         if "tokens_per_second" in metrics:
-            flops = training_flops_per_token(self.model, time=self.train.max_seq_len)
+            supervised = window.supervised_tokens / window.real_tokens
+            flops = training_flops_per_token(self.model, time=self.train.max_seq_len, supervised=supervised)
             metrics["model_flops_utilization"] = metrics["tokens_per_second"] * flops / self.matmul_flops
         return metrics
 
@@ -280,7 +284,7 @@ class Trainer:
             val_loss = loss_sum / tokens
             line |= {
                 "val_loss": val_loss,
-                "val_bits_per_byte": loss_sum / math.log(2) / self.validation.text_bytes,
+                "val_bits_per_byte": loss_sum / math.log(2) / self.validation_bytes,
             }
             if progress.best_val_loss is None or val_loss < progress.best_val_loss:
                 progress.best_val_loss = val_loss

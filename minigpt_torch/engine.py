@@ -154,7 +154,7 @@ class TorchEngine:
 
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
         """Summed loss in nats and number of predictions over `batches`."""
-        results = [evaluate(self.state.model, self._tensors(batch)) for batch in batches]
+        results = [evaluate(self.state.model, self._tensors(batch), self._train) for batch in batches]
         return sum(loss for loss, _ in results), sum(int(tokens) for _, tokens in results)
 
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:

@@ -20,6 +20,8 @@ def next_token_loss(
     head: Tensor,  # [V, D]
     targets: Tensor,  # int64 [S]
     loss_weights: Tensor,  # float [S]
+    *,
+    sparse: bool = False,
 ) -> Tensor:
     """Sum over positions of loss_weights * -log softmax(hidden @ head.T)[target], in nats.
 
@@ -30,14 +32,20 @@ def next_token_loss(
         head: output head; cast to the dtype of `hidden` for the product.
         targets: the right next token of each position; any valid id where the weight is 0.
         loss_weights: 0 takes a position out of the loss.
+        sparse: gather what is supervised and make no logits for the rest. The sum is the same but for its order; worth
+            it where a good part has no weight, as in conversations.
 
     Returns:
         A scalar in at least float32.
     """
+    if sparse:
+        supervised = loss_weights != 0
+        hidden, targets, loss_weights = hidden[supervised], targets[supervised], loss_weights[supervised]
     high = torch.promote_types(hidden.dtype, torch.float32)
     cast_head = head.to(hidden.dtype)
     total = torch.zeros((), dtype=high, device=hidden.device)
-    for start in range(0, hidden.shape[0], CHUNK):
+    # Without a supervised position the one chunk is empty: its sum is 0, and so is every gradient.
+    for start in range(0, max(1, hidden.shape[0]), CHUNK):
         chunk = slice(start, start + CHUNK)
         parts = hidden[chunk], cast_head, targets[chunk], loss_weights[chunk].to(high)
         loss = checkpoint(_chunk_loss, *parts, use_reentrant=False)

@@ -82,8 +82,9 @@ def summed_loss(
     *,
     dropout_rate: float = 0.0,
     dropout_masks: Sequence[Tensor] | None = None,
+    sparse: bool = False,
 ) -> Tensor:
-    """The loss of a micro-batch summed over its supervised tokens, in nats."""
+    """The loss of a micro-batch summed over its supervised tokens, in nats; `sparse` as in `next_token_loss`."""
     hidden = model(
         batch.tokens,
         segment_ids=batch.segment_ids,
@@ -91,7 +92,8 @@ def summed_loss(
         dropout_rate=dropout_rate,
         dropout_masks=dropout_masks,
     )
-    return next_token_loss(hidden, model.head, batch.targets.reshape(-1), batch.loss_weights.reshape(-1))
+    targets, loss_weights = batch.targets.reshape(-1), batch.loss_weights.reshape(-1)
+    return next_token_loss(hidden, model.head, targets, loss_weights, sparse=sparse)
 
 
 def draw_dropout_masks(
@@ -119,7 +121,13 @@ def train_step(
     count towards the window; neither does one whose update would leave a parameter not finite.
     """
     parameters = dict(state.model.named_parameters())
-    loss_sum = summed_loss(state.model, batch, dropout_rate=config.dropout, dropout_masks=dropout_masks)
+    loss_sum = summed_loss(
+        state.model,
+        batch,
+        dropout_rate=config.dropout,
+        dropout_masks=dropout_masks,
+        sparse=config.has_unlearned_tokens,
+    )
     gradients = torch.autograd.grad(loss_sum, list(parameters.values()))
     supervised = batch.loss_weights.sum().item()
     rate = learning_rate(state.updates, config, total_updates=total_updates) * state.learning_rate_scale
@@ -146,9 +154,9 @@ def flush(state: TrainState, config: TrainConfig, *, total_updates: int) -> floa
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, batch: BatchTensors) -> tuple[float, float]:
+def evaluate(model: Transformer, batch: BatchTensors, config: TrainConfig) -> tuple[float, float]:
     """Summed loss in nats and number of supervised tokens."""
-    return summed_loss(model, batch).item(), batch.loss_weights.sum().item()
+    return summed_loss(model, batch, sparse=config.has_unlearned_tokens).item(), batch.loss_weights.sum().item()
 
 
 def _update(state: TrainState, sums: dict[str, Tensor], tokens: float, config: TrainConfig, *, rate: float) -> bool:

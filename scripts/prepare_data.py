@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from minigpt_jax.cli import run
+from minigpt_jax.config import ChatMask
 from minigpt_jax.console import tokenizing_progress
 from minigpt_jax.cost import peak_memory_bytes
-from minigpt_jax.data.prepare import ROW_LENGTH, check_conversations, prepare_texts
+from minigpt_jax.data.prepare import ROW_LENGTH, prepare_data
 from minigpt_jax.errors import python
 from minigpt_jax.files import require_writable, write_json
 from minigpt_jax.tokenizer import load_tokenizer
@@ -28,6 +29,8 @@ class Command:
     """Form of the records: {"text"}, {"conversations"} or {"chosen", "rejected"}."""
     tokenizer: str | None = None
     """A tokenizer.json, or a directory that holds one; the shipped 6400-entry tokenizer when not given."""
+    chat_mask: ChatMask = "assistant"
+    """What of a conversation is learned; as in train.py."""
     skip_bad_lines: bool = False
     """Count and report lines that are not valid records instead of stopping at the first."""
     json: str | None = None
@@ -40,19 +43,20 @@ def main(command: Command) -> None:
     if command.json is not None:
         require_writable(Path(command.json), option="--json")
     with tokenizing_progress() as report:
-        options: dict[str, Any] = {"skip_bad_lines": command.skip_bad_lines, "on_progress": report}
-        tokenizer = load_tokenizer(command.tokenizer)
-        if command.stage == "pretrain":
-            figures = prepare_texts(command.inputs, tokenizer, out=Path(command.out), **options)
-        else:
-            figures = check_conversations(command.inputs, tokenizer, stage=command.stage, **options)
+        figures = prepare_data(
+            command.inputs,
+            load_tokenizer(command.tokenizer),
+            stage=command.stage,
+            out=Path(command.out),
+            chat_mask=command.chat_mask,
+            skip_bad_lines=command.skip_bad_lines,
+            on_progress=report,
+        )
     figures["seconds"] = time.perf_counter() - begin
     figures["peak_memory_bytes"] = peak_memory_bytes()
     print_table(figures)
-    if command.stage == "pretrain":
-        print(f"wrote {command.out}; next: {python()} scripts/train.py --stage pretrain --data {command.out}")
-    else:
-        print(f"checked; {command.stage} data is encoded by its training stage, which this version does not have")
+    start = "" if command.stage == "pretrain" else " --init-from MODEL"
+    print(f"wrote {command.out}; next: {python()} scripts/train.py --stage {command.stage}{start} --data {command.out}")
     if command.json is not None:
         write_json(Path(command.json), figures)
 
@@ -66,14 +70,13 @@ def print_table(figures: dict[str, Any]) -> None:
     ]
     for reason, count in sorted(figures["skipped"].items()):
         rows.append((f"  {reason}", f"{count:,} (first: {figures['examples'][reason]})"))
-    if "tokens" in figures:
-        rows.append(("tokens", f"{figures['tokens']:,}"))
+    rows.append(("tokens", f"{figures['tokens']:,}"))
     if "supervised_tokens" in figures:
         rows.append(("tokens that are learned", f"{figures['supervised_tokens']:,}"))
+        rows.append((f"conversations longer than {ROW_LENGTH + 1} tokens", f"{figures['longer_than_a_row']:,}"))
     rows.append(("UTF-8 bytes of text", f"{figures['text_bytes']:,}"))
-    if "tokens" in figures:
-        rows.append(("bytes per token", f"{figures['bytes_per_token']:.3f}"))
-    for batching, fraction in figures.get("real_fraction", {}).items():
+    rows.append(("bytes per token", f"{figures['bytes_per_token']:.3f}"))
+    for batching, fraction in figures["real_fraction"].items():
         rows.append((f"real tokens, {batching} rows of {ROW_LENGTH}", f"{100 * fraction:.2f} %"))
     rows.append(("seconds", f"{figures['seconds']:.1f}"))
     rows.append(("peak memory", f"{figures['peak_memory_bytes'] / 1e6:,.0f} MB"))

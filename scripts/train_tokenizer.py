@@ -15,7 +15,7 @@ from minigpt_jax.cli import run
 from minigpt_jax.data.records import expand_paths, iter_texts
 from minigpt_jax.errors import UserError
 from minigpt_jax.files import write_json
-from minigpt_jax.tokenizer import EvaluationRow, evaluate_tokenizer, train_tokenizer, weight_english
+from minigpt_jax.tokenizer_training import EvaluationRow, evaluate_tokenizer, train_tokenizer, weight_english
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ class CountingCache:
     released: int = 0
     tokens: np.ndarray = field(init=False)
     starts: np.ndarray = field(init=False)
-    text_bytes: np.ndarray = field(init=False)
+    is_text: np.ndarray = field(init=False)
+    supervised: None = None
 
     def __post_init__(self):
         self.lengths = np.asarray(self.lengths, np.int32)
         self.tokens = np.arange(self.lengths.sum(), dtype=np.uint16)
         self.starts = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        self.text_bytes = self.lengths * 3
+        self.is_text = np.ones(len(self.lengths), bool)
 
     def release(self):
         self.released += 1
@@ -389,7 +390,8 @@ def test_an_evaluation_reads_every_prediction_once_in_a_fixed_order():
     batches = evaluation_batches(cache, documents, batch_size=3, max_seq_len=16)
     seen = Counter(target for batch in batches for target in batch.targets[batch.loss_weights > 0].tolist())
     assert seen == cache.predictions_of(documents)
-    assert batches.text_bytes == sum(cache.text_bytes[documents])
+    # The first token of a document is predicted by none.
+    assert batches.text_bytes(np.full(cache.vocab_size, 3)) == 3 * sum(cache.lengths[documents] - 1)
     assert all(map(same, batches, evaluation_batches(cache, documents, batch_size=3, max_seq_len=16)))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minigpt_jax.data.chat import ChatEncoder
-from minigpt_jax.data.prepare import check_conversations
+from minigpt_jax.data.prepare import prepare_data
 from minigpt_jax.errors import UserError
 from minigpt_jax.tokenizer import BOS, EOS, load_tokenizer
 
@@ -217,10 +217,12 @@ def test_prepared_conversations_are_counted_and_a_bad_one_is_named(tokenizer, tm
     path = tmp_path / "chats.jsonl"
     chat = [said("user", "a"), said("assistant", "B")]
     path.write_text(json.dumps({"conversations": chat}) + "\n" + json.dumps({"conversations": [*chat, *chat]}) + "\n")
-    figures = check_conversations([path], tokenizer, stage="sft")
+    figures = prepare_data([path], tokenizer, stage="sft", out=tmp_path / "cache")
     one = ChatEncoder(tokenizer).encode(chat)
     assert (figures["tokens"], figures["supervised_tokens"]) == (3 * len(one.ids), 3 * int(one.supervised.sum()))
     with path.open("a") as file:
         file.write(json.dumps({"conversations": [said("user", "a"), said("assistant", "", tool_calls="[1")]}) + "\n")
     with pytest.raises(UserError, match=r"chats\.jsonl:3: tool_calls is a string that is not JSON"):
-        check_conversations([path], tokenizer, stage="sft")
+        prepare_data([path], tokenizer, stage="sft", out=tmp_path / "other")
+    skipping = prepare_data([path], tokenizer, stage="sft", out=tmp_path / "other", skip_bad_lines=True)
+    assert skipping["skipped"] == {"tool_calls is a string that is not JSON": 1}

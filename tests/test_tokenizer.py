@@ -20,12 +20,9 @@ from minigpt_jax.tokenizer import (
     ADDED_TOKENS,
     TAGS,
     Tokenizer,
-    evaluate_tokenizer,
-    language_of,
     load_tokenizer,
-    train_tokenizer,
-    weight_english,
 )
+from minigpt_jax.tokenizer_training import evaluate_tokenizer, language_of, train_tokenizer, weight_english
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"

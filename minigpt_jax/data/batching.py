@@ -7,6 +7,7 @@ as widths; every batch has at least one supervised token. `packing` decides what
 B rows  T positions of a row  S real positions of a batch
 """
 
+import dataclasses
 import math
 import threading
 from collections import OrderedDict
@@ -44,7 +45,7 @@ class Batch:
     targets: NDArray[np.int32]
     """The token after each input; 0 at padding."""
     loss_weights: NDArray[np.float32]
-    """1 where a prediction is learned, 0 at padding."""
+    """1 where a prediction is learned; 0 at padding and where somebody else than the assistant speaks."""
     segment_ids: NDArray[np.int32]
     """Number of the piece in its row, from 1; 0 at padding."""
     positions: NDArray[np.int32]
@@ -79,9 +80,13 @@ class BatchSource:
         seed: decides the order, with the epoch; None keeps the layout's own order.
         num_epochs: passes over the documents, rounded up to whole batches. Excludes num_batches.
         num_batches: length of the run; the documents are repeated as often as it takes. Excludes num_epochs.
+        drop_last: leave out a pass's last batch of each width when it is not full.
+
+    A text longer than a row goes on in another row. Of a longer conversation a row has the beginning: what follows
+    would be an answer to something unseen.
 
     Raises:
-        UserError: there is no document, or none has a token to predict.
+        UserError: there is no document, none has a token to predict, or `drop_last` leaves no batch.
     """
 
     def __init__(
@@ -95,15 +100,22 @@ class BatchSource:
         seed: int | None,
         num_epochs: float | None = None,
         num_batches: int | None = None,
+        drop_last: bool = False,
     ):
         if len(documents) == 0:
             raise UserError(f"no document of {cache.directory} is left to use; give more data")
         self._cache = cache
         self._documents = np.asarray(documents, dtype=np.int64)
-        self._pieces: Pieces = cut_documents(cache.lengths[self._documents], max_seq_len)
+        lengths = cache.lengths[self._documents]
+        beginnings = np.minimum(lengths, max_seq_len + 1)
+        self._pieces: Pieces = cut_documents(np.where(cache.is_text[self._documents], lengths, beginnings), max_seq_len)
+        self._max_seq_len = max_seq_len
         if len(self._pieces) == 0:
             raise UserError(f"the documents of {cache.directory} have no token to predict; give other data")
-        self._layout = _LAYOUTS[batching](self._pieces.length, max_seq_len=max_seq_len, batch_size=batch_size)
+        layout = _LAYOUTS[batching](self._pieces.length, max_seq_len=max_seq_len, batch_size=batch_size)
+        self._layout = dataclasses.replace(layout, drop_last=drop_last)
+        if self.batches_per_epoch == 0:
+            raise UserError("--drop-last leaves no batch: there are fewer rows than one batch has; leave it out")
         self._seed = seed
         self._plans: OrderedDict[int, EpochPlan] = OrderedDict()
         self._lock = threading.Lock()
@@ -123,13 +135,35 @@ class BatchSource:
 
     @property
     def predictions_per_epoch(self) -> int:
-        """Supervised tokens of one pass."""
+        """Positions of one pass that are not padding."""
         return int(self._pieces.length.sum(dtype=np.int64))
 
     @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of the documents' text, the denominator of bits per byte."""
-        return int(self._cache.text_bytes[self._documents].sum(dtype=np.int64))
+    def supervised_per_epoch(self) -> int:
+        """Tokens of one pass that are learned."""
+        return int(self._supervised_counts().sum())
+
+    def text_bytes(self, bytes_of_token: NDArray[np.integer]) -> int:
+        """UTF-8 bytes of the text that is learned in one pass, the denominator of bits per byte.
+
+        Args:
+            bytes_of_token: of each vocabulary entry; 0 for marks.
+        """
+        cache, total = self._cache, 0
+        for document, start, length in zip(
+            self._documents[self._pieces.document], self._pieces.start, self._pieces.length, strict=True
+        ):
+            first = cache.starts[document] + start + 1
+            learned = cache.tokens[first : first + length]
+            if cache.supervised is not None:
+                learned = learned[cache.supervised[first : first + length] == 1]
+            total += int(bytes_of_token[learned].sum(dtype=np.int64))
+        return total
+
+    def _supervised_counts(self) -> IntArray:
+        whole = self._cache.supervised_counts(np.iinfo(np.int32).max)
+        beginnings = self._cache.supervised_counts(self._max_seq_len + 1)
+        return np.where(self._cache.is_text, whole, beginnings)[self._documents]
 
     @property
     def real_fraction(self) -> float:
@@ -185,6 +219,7 @@ class BatchSource:
                 f"{self._cache.vocab_size - 1}; delete it and prepare the data again"
             )
         inputs, targets = np.split(ids, 2)
+        learned = 1 if self._cache.supervised is None else self._cache.supervised[source + 1]
 
         def spread(values: Any, dtype: type[np.number[Any]]) -> NDArray[Any]:
             flat = np.zeros(shape[0] * shape[1], dtype)
@@ -194,7 +229,7 @@ class BatchSource:
         return Batch(
             tokens=spread(inputs, np.int32),
             targets=spread(targets, np.int32),
-            loss_weights=spread(1, np.float32),
+            loss_weights=spread(learned, np.float32),
             segment_ids=spread(np.repeat(segment, length), np.int32),
             positions=spread(within, np.int32),
             documents=tuple(dict.fromkeys(document.tolist())),

@@ -1,8 +1,9 @@
 """The token cache on disk, and its reader.
 
-A cache is a directory of three files. `tokens.bin` holds the ids of all documents one after another, each
-`<|im_start|>` text `<|im_end|>`, as uint16 where the vocabulary fits, else uint32. `documents.bin` holds one 32-byte
-entry a document. `cache.json` says what the cache was made from. The arrays are mapped, never loaded.
+A cache is a directory of three files or four. `tokens.bin` holds the ids of all documents one after another, as uint16
+where the vocabulary fits, else uint32: `<|im_start|>` text `<|im_end|>`, or a conversation by the chat template.
+`documents.bin` holds one 32-byte entry a document. `supervised.bin`, where there are conversations, holds one byte a
+token: 1 where it is learned. `cache.json` says what the cache was made from. The arrays are mapped, never loaded.
 """
 
 import mmap
@@ -20,13 +21,14 @@ from minigpt_jax.errors import UserError
 
 FORMAT = "minigpt token cache"
 FORMAT_VERSION = 1
-META, TOKENS, DOCUMENTS = "cache.json", "tokens.bin", "documents.bin"
+META, TOKENS, DOCUMENTS, SUPERVISED = "cache.json", "tokens.bin", "documents.bin", "supervised.bin"
+_DOCUMENTS_AT_A_TIME = 4096
 ENTRY = np.dtype(
     [
         ("start", "<i8"),  # first token in tokens.bin
-        ("digest", "<u8"),  # first half of the text's digest
+        ("digest", "<u8"),  # first half of the record's digest
         ("length", "<i4"),  # tokens, marks included
-        ("text_bytes", "<i4"),  # UTF-8 length of the text
+        ("text_bytes", "<i4"),  # UTF-8 length of the text, or of the messages' contents
         ("source", "<i4"),  # index into the sources of cache.json
         ("line", "<i4"),  # from 1
     ]
@@ -54,17 +56,17 @@ class CacheReport:
     records: int
     """Valid records."""
     duplicates: int
-    """Records whose text had been met before; left out."""
+    """Records that had been met before; left out."""
     skipped: dict[str, int]
     """Lines left out, by reason."""
     examples: dict[str, str]
     """Where each reason was met first, as FILE:LINE."""
     documents: int
-    """Documents in the cache."""
+    """Documents in the cache; a preference pair is two."""
     tokens: int
-    """Tokens in the cache, the two marks of each document included."""
+    """Tokens in the cache, the marks included."""
     text_bytes: int
-    """UTF-8 bytes of the documents' text."""
+    """UTF-8 bytes of the documents' text, or of their messages' contents."""
 
 
 class TokenCache:
@@ -74,6 +76,8 @@ class TokenCache:
         directory: where it lies.
         key: hash of the tokenizer, the content of the source files and the options that it was made with.
         tokens: uint16 or uint32, every document's ids one after another.
+        supervised: uint8, 1 where a token is learned; None where every prediction is.
+        encoding: what decided ids and masks besides the tokenizer; empty for plain text.
         tokenizer_sha256: identity of the tokenizer that made the ids.
         vocab_size: of that tokenizer; every id is below it.
         report: what became of the source lines.
@@ -87,8 +91,13 @@ class TokenCache:
         self.vocab_size: int = meta["vocab_size"]
         self.report = CacheReport(**meta["report"])
         self.sources: list[str] = meta["sources"]
+        self.encoding: dict[str, str] = meta.get("encoding", {})
+        self._source_is_text = np.array(meta.get("source_is_text", [True] * len(self.sources)))
         self._map, self.tokens = _map(directory / TOKENS, np.dtype(meta["dtype"]), self.report.tokens)
         _, self._entries = _map(directory / DOCUMENTS, ENTRY, self.report.documents)
+        self.supervised: NDArray[np.uint8] | None = None
+        if self.encoding:
+            _, self.supervised = _map(directory / SUPERVISED, np.dtype(np.uint8), self.report.tokens)
 
     @property
     def num_documents(self) -> int:
@@ -112,12 +121,31 @@ class TokenCache:
 
     @property
     def text_bytes(self) -> NDArray[np.int32]:
-        """UTF-8 bytes of each document's text."""
+        """UTF-8 bytes of each document's text, or of its messages' contents."""
         return self._entries["text_bytes"]
 
     @property
+    def is_text(self) -> NDArray[np.bool_]:
+        """Whether each document is pretraining text, every prediction of which is learned."""
+        return self._source_is_text[self._entries["source"]]
+
+    def supervised_counts(self, most_tokens: int) -> NDArray[np.int64]:
+        """Learned tokens among the first `most_tokens` of each document; a document's first token never counts."""
+        if self.supervised is None:
+            return np.minimum(self.lengths.astype(np.int64), most_tokens) - 1
+        counts = np.empty(self.num_documents, np.int64)
+        for begin in range(0, self.num_documents, _DOCUMENTS_AT_A_TIME):
+            chunk = slice(begin, begin + _DOCUMENTS_AT_A_TIME)
+            starts, lengths = self.starts[chunk], self.lengths[chunk].astype(np.int64)
+            mask = self.supervised[starts[0] : starts[-1] + lengths[-1]]
+            before = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])  # learned tokens before each place
+            first = starts - starts[0]
+            counts[chunk] = before[first + np.minimum(lengths, most_tokens)] - before[first + 1]
+        return counts
+
+    @property
     def digests(self) -> NDArray[np.uint64]:
-        """Eight bytes of each text's digest."""
+        """Eight bytes of the digest of each document's record."""
         return self._entries["digest"]
 
     def record_id(self, document: int) -> str:
@@ -135,6 +163,19 @@ class TokenCache:
             raise UserError(
                 f"{self.directory} was made with another tokenizer ({self.tokenizer_sha256[:12]}, not "
                 f"{tokenizer.sha256[:12]}); pass that one with --tokenizer, or prepare the data again"
+            )
+
+    def require_encoding(self, options: dict[str, str]) -> None:
+        """Refuse a cache that was made for another stage or mask.
+
+        Raises:
+            UserError: it was.
+        """
+        if self.encoding != options:
+            made, wanted = (", ".join(has.values()) or "pretrain" for has in (self.encoding, options))
+            raise UserError(
+                f"{self.directory} was prepared for another stage or mask ({made}, not {wanted}); prepare the data "
+                "again with scripts/prepare_data.py --stage"
             )
 
     def release(self) -> None:
@@ -191,14 +232,17 @@ def _map(path: Path, dtype: np.dtype[Any], count: int) -> tuple[mmap.mmap, NDArr
 # --- Held-out split ---
 
 
-def split_documents(cache: TokenCache, *, val_fraction: float = 0.01) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(training, validation) document numbers; the text alone decides on which side a document falls.
+def split_documents(
+    cache: TokenCache, documents: NDArray[np.int64] | None = None, *, val_fraction: float = 0.01
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(training, validation) numbers of `documents`, all when None; its content alone decides where a document falls.
 
     With two documents or more both sides have at least one; a single document is trained on and nothing is validated.
     """
-    digests = np.array(cache.digests)
+    documents = np.arange(cache.num_documents) if documents is None else documents
+    digests = np.array(cache.digests[documents])
     held_out = digests < np.uint64(min(int(val_fraction * 2.0**64), 2**64 - 1))
     if len(digests) > 1:
         held_out[digests.argmin()] = True
         held_out[digests.argmax()] = False
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    return documents[~held_out], documents[held_out]

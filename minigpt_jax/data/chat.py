@@ -10,18 +10,15 @@ L tokens of a conversation
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minigpt_jax.chat_template import CLOSE, OPEN, ChatTemplate, unescape
+from minigpt_jax.config import ChatMask
 from minigpt_jax.errors import UserError
 from minigpt_jax.tokenizer import EOS, SPECIAL_TOKENS_MAP, Tokenizer
-
-ChatMask = Literal["assistant", "minimind"]
-"""assistant: what the assistant writes and the end of its turn. minimind: the newline after that end as well, as in the
-released MiniMind models."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from minigpt_jax.data import sample
 from minigpt_jax.data.batching import BatchSource, evaluation_batches
 from minigpt_jax.data.cache import OnProgress, build_token_cache
 from minigpt_jax.data.cache_format import CacheReport, TokenCache, is_token_cache, open_token_cache, split_documents
+from minigpt_jax.data.documents import encoding_of
 from minigpt_jax.errors import UserError
 from minigpt_jax.tokenizer import Tokenizer
 
@@ -40,6 +42,8 @@ class Corpus:
     training_key: str
     """Hash of the training documents and how they were tokenized; a resumed run needs the same."""
     validation_documents: int
+    validation_bytes: int
+    """UTF-8 bytes of the text that the validation predicts."""
     overlap: int
     """Validation documents whose text is in the training data as well."""
     left_out: str
@@ -56,7 +60,7 @@ def cache_directory() -> Path:
 def load_corpus(
     config: TrainConfig, tokenizer: Tokenizer, *, model_vocab_size: int, on_progress: OnProgress | None = None
 ) -> Corpus:
-    """Read, tokenize (once; later runs reuse the cache) and plan the data of a pretraining run.
+    """Read, tokenize (once; later runs reuse the cache) and plan the data of a run.
 
     Args:
         config: resolved.
@@ -74,59 +78,122 @@ def load_corpus(
             "choose a tokenizer that fits the model"
         )
     files = None if config.data else _sample_files(config.seed)
-    training_paths = config.data if files is None else (str(files["pretrain"]),)
-    validation_paths = config.val_data if files is None or config.val_data else (str(files["pretrain_val"]),)
+    training_paths = config.data if files is None else (str(files[config.record_form]),)
+    validation_paths = config.val_data
+    if files is not None and not validation_paths and config.stage == "pretrain":
+        validation_paths = (str(files["pretrain_val"]),)
+    tokenized = partial(_tokenized, config=config, tokenizer=tokenizer, on_progress=on_progress)
 
-    def tokenized(paths: Sequence[str]) -> TokenCache:
-        if len(paths) > 1 and any(is_token_cache(Path(path)) for path in paths):
-            raise UserError("a prepared cache is given alone: prepare all the data into one")
-        if len(paths) == 1 and is_token_cache(Path(paths[0])):
-            cache = open_token_cache(Path(paths[0]))
-            cache.require_tokenizer(tokenizer)
-            return cache
-        return build_token_cache(
-            paths,
-            tokenizer,
-            cache_root=cache_directory() / "tokens",
-            skip_bad_lines=config.skip_bad_lines,
-            on_progress=on_progress,
-        )
-
-    training = tokenized(training_paths)
+    training = tokenized(training_paths, texts=config.mix_data)
+    training_documents: IntArray
+    validation_documents: IntArray
     if validation_paths:
         training_documents, held_out = np.arange(training.num_documents), tokenized(validation_paths)
         validation_documents = np.arange(held_out.num_documents)
     else:
         held_out = training
-        training_documents, validation_documents = split_documents(training)
+        mixed_in = np.flatnonzero(training.is_text) if config.mix_data else np.arange(0)
+        own = np.setdiff1d(np.arange(training.num_documents), mixed_in)
+        training_documents, validation_documents = split_documents(training, own)
+        training_documents = np.concatenate([training_documents, mixed_in])
+    training_documents, unusable = _usable(training, training_documents, config)
+    validation_documents, _ = _usable(held_out, validation_documents, config)
+    if config.mix_data:
+        training_documents = _mixed(training, training_documents, config)
     assert config.batch_size is not None
-    rows, time = config.batch_size, config.max_seq_len
     # With a number of updates the data is repeated for as long as it takes to make them.
     endless = sys.maxsize // 2
     source = BatchSource(
         training,
         training_documents,
         batching=config.batching,
-        batch_size=rows,
-        max_seq_len=time,
+        batch_size=config.batch_size,
+        max_seq_len=config.max_seq_len,
         seed=config.seed + (config.stage_number << 32),
         num_epochs=config.epochs,
         num_batches=endless if config.epochs is None else None,
+        drop_last=config.drop_last,
     )
-    validation = None
-    if len(validation_documents) > 0:
-        documents = validation_documents[:VALIDATION_DOCUMENTS]
-        validation = evaluation_batches(held_out, documents, batch_size=rows, max_seq_len=time)
-    questions = tuple(sample.heldout_questions(count=QUESTIONS)) if files is not None else ()
+    validation, documents = None, validation_documents[:VALIDATION_DOCUMENTS]
+    if len(documents) > 0:
+        validation = evaluation_batches(
+            held_out, documents, batch_size=config.batch_size, max_seq_len=config.max_seq_len
+        )
     return Corpus(
         source,
         validation,
         training.key,
-        min(len(validation_documents), VALIDATION_DOCUMENTS),
-        _overlap(training, training_documents, held_out, validation_documents[:VALIDATION_DOCUMENTS]),
-        _left_out(training.report),
-        questions,
+        len(documents),
+        0 if validation is None else validation.text_bytes(tokenizer.text_bytes),
+        _overlap(training, training_documents, held_out, documents),
+        _left_out(training.report, unusable),
+        tuple(sample.heldout_questions(count=QUESTIONS)) if files is not None else (),
     )
+
+
+def _tokenized(
+    paths: Sequence[str],
+    *,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    on_progress: OnProgress | None,
+    texts: Sequence[str] = (),
+) -> TokenCache:
+    encoding = encoding_of(config.record_form, tokenizer, chat_mask=config.chat_mask)
+    if len(paths) > 1 and any(is_token_cache(Path(path)) for path in paths):
+        raise UserError("a prepared cache is given alone: prepare all the data into one")
+    if len(paths) == 1 and is_token_cache(Path(paths[0])):
+        if texts:
+            raise UserError(f"--mix-data goes with files of conversations, and {paths[0]} is a prepared cache")
+        cache = open_token_cache(Path(paths[0]))
+        cache.require_tokenizer(tokenizer)
+        cache.require_encoding(encoding.options)
+        return cache
+    return build_token_cache(
+        paths,
+        tokenizer,
+        cache_root=cache_directory() / "tokens",
+        encoding=encoding,
+        texts=texts,
+        skip_bad_lines=config.skip_bad_lines,
+        on_progress=on_progress,
+    )
+
+
+def _usable(cache: TokenCache, documents: IntArray, config: TrainConfig) -> tuple[IntArray, list[str]]:
+    """The conversations of which a row holds something to learn, and in words how many were left out.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    if cache.supervised is None:
+        return documents, []
+    left_out = []
+    most = config.max_seq_len + 1
+    too_long = (cache.lengths[documents] > most) & ~cache.is_text[documents]
+    if config.over_long == "drop" and too_long.any():
+        left_out.append(f"{np.count_nonzero(too_long)} conversations longer than {most} tokens")
+        documents = documents[~too_long]
+    silent = cache.supervised_counts(most)[documents] == 0
+    if silent.any():
+        left_out.append(f"{np.count_nonzero(silent)} conversations in which the first {most} tokens have no answer")
+    if len(documents) and silent.all():
+        raise UserError(
+            f"no conversation has a token to learn within --max-seq-len {config.max_seq_len}: {', '.join(left_out)}; "
+            "give a larger one, or other data"
+        )
+    return documents[~silent], left_out
+
+
+def _mixed(cache: TokenCache, documents: IntArray, config: TrainConfig) -> IntArray:
+    """All conversations, and as much text as makes up `mix_fraction` of the tokens that are learned."""
+    is_text = cache.is_text[documents]
+    chats, texts = documents[~is_text], documents[is_text]
+    learned = cache.supervised_counts(np.iinfo(np.int32).max)
+    wanted = learned[chats].sum() * config.mix_fraction / (1 - config.mix_fraction)
+    order = np.argsort(np.random.PCG64([config.seed, int.from_bytes(b"mix", "big")]).random_raw(len(texts)))
+    enough = np.searchsorted(np.cumsum(learned[texts[order]]), wanted) + 1
+    return np.sort(np.concatenate([chats, texts[order[:enough]]]))
 
 
 def _overlap(
@@ -136,11 +203,11 @@ def _overlap(
     return int(np.count_nonzero(met))
 
 
-def _left_out(report: CacheReport) -> str:
+def _left_out(report: CacheReport, unusable: list[str]) -> str:
     parts = [f"{report.duplicates} duplicates"] if report.duplicates else []
     for reason, count in report.skipped.items():
         parts.append(f"{count} lines ({reason}; first at {report.examples[reason]})")
-    return ", ".join(parts)
+    return ", ".join([*parts, *unusable])
 
 
 def _sample_files(seed: int) -> dict[str, Path]:

@@ -27,6 +27,9 @@ IntArray = NDArray[np.int64]
 BUCKET_FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 """Widths of bucketed rows, as parts of T: at most five shapes, so at most five compilations."""
 
+MOST_ROWS = 32
+"""Rows of a bucketed batch, unless a full-width batch has more."""
+
 
 # --- Pieces ---
 
@@ -105,17 +108,25 @@ class Layout:
     widths: tuple[int, ...]  # [G]
     rows_per_batch: tuple[int, ...]  # [G]
     rows_of_width: tuple[int, ...]  # [G] sums to R
+    drop_last: bool = False
+    """Leave out the last batch of each width when it is not full; other rows are left out in each epoch."""
+
+    @property
+    def batches_of_width(self) -> tuple[int, ...]:
+        """[G] batches of one epoch; the last of each width may have empty rows."""
+        shapes = zip(self.rows_of_width, self.rows_per_batch, strict=True)
+        return tuple(rows // height if self.drop_last else -(-rows // height) for rows, height in shapes)
 
     @property
     def num_batches(self) -> int:
-        """Batches of one epoch; the last of each width may have empty rows."""
-        return sum(-(-rows // height) for rows, height in zip(self.rows_of_width, self.rows_per_batch, strict=True))
+        """Batches of one epoch."""
+        return sum(self.batches_of_width)
 
     @property
     def num_positions(self) -> int:
         """Positions of one epoch, padding included."""
-        shapes = zip(self.widths, self.rows_per_batch, self.rows_of_width, strict=True)
-        return sum(-(-rows // height) * height * width for width, height, rows in shapes)
+        shapes = zip(self.widths, self.rows_per_batch, self.batches_of_width, strict=True)
+        return sum(batches * height * width for width, height, batches in shapes)
 
 
 def packed_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size: int) -> Layout:
@@ -133,12 +144,16 @@ def packed_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size: i
 
 
 def bucketed_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size: int) -> Layout:
-    """One piece a row, in the narrowest width that holds it; narrower batches have more rows, B*T positions at most."""
+    """One piece a row, in the narrowest width that holds it; narrower batches have more rows.
+
+    A batch has B*T positions and MOST_ROWS rows at most. Rows are sorted by width over the whole pass, not within a
+    window of it: with five widths that pads no more, and every batch but the last of its width is full.
+    """
     widths = bucket_widths(max_seq_len)
     bucket = np.searchsorted(widths, lengths)
     counts = np.bincount(bucket, minlength=len(widths))
     used = [(int(width), int(count)) for width, count in zip(widths, counts, strict=True) if count]
-    heights = tuple(batch_size * max_seq_len // width for width, _ in used)
+    heights = tuple(min(max(batch_size, MOST_ROWS), batch_size * max_seq_len // width) for width, _ in used)
     keys = bucket.astype(np.uint8)
     used_widths, used_counts = zip(*used, strict=True)
     return Layout(keys, np.sort(keys), np.ones(len(lengths), np.int64), used_widths, heights, used_counts)
@@ -234,10 +249,10 @@ def plan_epoch(layout: Layout, *, seed: int | None, epoch: int) -> EpochPlan:
     pieces = slots[np.repeat(old_starts[rows] - row_starts[:-1], sizes) + np.arange(len(slots))]
 
     batch_rows, batch_width = [], []
-    for width, (begin, count, height) in enumerate(
-        zip(first_row, layout.rows_of_width, layout.rows_per_batch, strict=False)
+    for width, (begin, count, height, batches) in enumerate(
+        zip(first_row, layout.rows_of_width, layout.rows_per_batch, layout.batches_of_width, strict=False)
     ):
-        starts = np.arange(0, count, height)
+        starts = np.arange(batches) * height
         batch_rows.append(begin + np.stack([starts, np.minimum(starts + height, count)], axis=1))
         batch_width.append(np.full(len(starts), width))
     # With a single width the short batch stays the last.

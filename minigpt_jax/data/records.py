@@ -322,6 +322,11 @@ def _message(value: Any) -> dict[str, Any]:
         if not isinstance(message.get(key, ""), str | list):
             remedy = f"it is {_kind(message[key])}; write a list, or its JSON as a string"
             raise _BadLineError(f"{key} is not a string or list", remedy)
+        if isinstance(message.get(key), str) and message[key].strip():
+            try:
+                json.loads(message[key])
+            except ValueError as error:
+                raise _BadLineError(f"{key} is a string that is not JSON", f"{error}; write a list") from error
     return message
 
 

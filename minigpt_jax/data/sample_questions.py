@@ -134,12 +134,17 @@ def generator(seed: int, stream: str, index: int) -> random.Random:
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out question: `prompt` stops where the answer begins; `answer` is the rest of that line, stripped."""
+    """A held-out question and its answer."""
 
-    prompt: str
+    question: str
     answer: str
     language: Language
     kind: str
+
+    @property
+    def prompt(self) -> str:
+        """The question in plain text, up to where the answer begins; the answer is the rest of that line, stripped."""
+        return prompt_for(self.question, self.language)
 
 
 def is_heldout(key: str) -> bool:
@@ -378,8 +383,7 @@ def heldout_questions(*, seed: int = 0, count: int = 200) -> list[Question]:
             if fresh is None:
                 cells.remove((kind, language))
             elif len(found) < count:
-                prompt = prompt_for(fresh.question, language)
-                found[prompt] = Question(prompt, fresh.answer, language, kind)
+                found[fresh.question] = Question(fresh.question, fresh.answer, language, kind)
         if not cells:
             raise UserError(f"the sample corpus has no more than {len(found)} held-out questions; ask for fewer")
     return list(found.values())
