@@ -5,45 +5,51 @@ reader is another program where there is one: transformers for its directories, 
 reader for weight files, whose tensors go into the PyTorch twin as they are, past the table that wrote them. A run is
 read back by this package's own reader. A failure leaves nothing behind, not even a directory above the target.
 
+Adapters are merged on the way, or written as adapters in another format; these are read back bit for bit.
+
 B batch  T time  V vocabulary
 """
 
-import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import NamedTuple, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import nnx
 from safetensors import SafetensorError
 
 from minigpt_bridge.bounds import BOUNDS, relative_error
-from minigpt_bridge.models import open_model
+from minigpt_bridge.logits import Logits, jax_logits, probe, twin_logits
+from minigpt_bridge.models import open_adapter, open_model
+from minigpt_jax.adapter_tree import merge
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.defaults import resolve
 from minigpt_jax.errors import UserError, missing_extra
-from minigpt_jax.formats import FileDType, Format
+from minigpt_jax.formats import AdapterFormat, FileDType, Format
+from minigpt_jax.formats.adapters import Adapter, to_minimind, without_factor, write_peft
 from minigpt_jax.formats.checkpoints import SafetensorsStore
 from minigpt_jax.formats.hugging_face import write_hugging_face, write_safetensors
 from minigpt_jax.formats.model_files import Model, config_beside, tokenizer_beside, write_beside
 from minigpt_jax.formats.names import Parameters, Tensors, flatten, map_leaves, to_outside
-from minigpt_jax.model import model_graph
 from minigpt_jax.progress import CONVERTED, Progress
 from minigpt_jax.run_directory import RunDirectory
 from minigpt_torch.engine import trees_of
-from minigpt_torch.model import Transformer
 from minigpt_torch.pth import write_pth
 from minigpt_torch.train_step import init_state
-from minigpt_torch.weights import make_model, own_name
+from minigpt_torch.weights import make_model
 
 SUFFIXES = {"torch": ".pth", "safetensors": ".safetensors"}
+
+
+class Merged(NamedTuple):
+    """An adapter that is part of the weights now."""
+
+    adapter: str
+    logit_difference: float
+    """Relative error of the merged model's logits against those of base and adapter, both computed in float64."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,18 @@ class Converted:
     weight exactly."""
     note: str | None
     """What was taken for granted about the source."""
+    merged: tuple[Merged, ...]
+    """In the order of the adapters."""
 
 
-def convert(source: str | Path, target: str | Path, *, to: Format, dtype: FileDType = "float32") -> Converted:
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: Format,
+    dtype: FileDType = "float32",
+    merge_lora: Sequence[str | Path] = (),
+) -> Converted:
     """Write the model at `source` to `target` and check it.
 
     Args:
@@ -71,16 +86,22 @@ def convert(source: str | Path, target: str | Path, *, to: Format, dtype: FileDT
         target: a new file (torch, safetensors) or directory (hf, run).
         to: the format.
         dtype: of the weights in the file; a run holds float32.
+        merge_lora: adapters that `open_adapter` reads, merged one after the other before anything is written.
 
     Raises:
-        UserError: the source cannot be read, has weights beyond `dtype` or computes no finite logits; the target exists
-            or is named unlike its format; a run in float16; no tokenizer for a format that carries one; no
-            transformers for hf, or a shape that it does not have; the disk refuses; the check failed.
+        UserError: the source or an adapter cannot be read, or they do not fit; the source has weights beyond `dtype` or
+            computes no finite logits; the target exists or is named unlike its format; a run in float16; no tokenizer
+            for a format that carries one; no transformers for hf, or a shape that it does not have; the disk refuses;
+            the check failed.
     """
     model, path = open_model(source), Path(target)
     try:
         _refuse(model.path, path, to, dtype)
-        parameters, tokens = model.read_parameters(), _probe(model.config)
+        parameters, tokens = model.read_parameters(), probe(model.config)
+        merged: list[Merged] = []
+        for adapter in map(open_adapter, merge_lora):
+            parameters, difference = _merge(model.config, parameters, adapter, tokens)
+            merged.append(Merged(adapter.where, difference))
         rounded = _rounded(parameters, dtype, where=model.path)
         expected = jax_logits(model.config, rounded, tokens)
         if not np.isfinite(expected).all():
@@ -95,10 +116,78 @@ def convert(source: str | Path, target: str | Path, *, to: Format, dtype: FileDT
                 )
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
-    return Converted(path, reader, difference, rounding, model.note)
+    return Converted(path, reader, difference, rounding, model.note, tuple(merged))
 
 
-def _refuse(source: Path, path: Path, to: Format, dtype: FileDType) -> None:
+def _merge(
+    config: ModelConfig, parameters: Parameters, adapter: Adapter, tokens: np.ndarray
+) -> tuple[Parameters, float]:  # fmt: skip
+    adapter.require_fit(config)
+    merged = merge(parameters, adapter.tree, adapter.lora)
+    # In float64, so that only the merged weights are rounded.
+    ours = jax_logits(config, merged, tokens, dtype="float64")
+    theirs = jax_logits(config, parameters, tokens, dtype="float64", adapter=adapter)
+    difference = relative_error(ours, theirs)
+    if difference > BOUNDS["float32"].sub_module and np.isfinite(theirs).all():
+        raise UserError(
+            f"{adapter.where} merged gives logits that differ by {difference:.1e} from those of base and adapter; "
+            "nothing was kept"
+        )
+    return merged, difference
+
+
+def convert_adapter(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: Format | AdapterFormat,
+    dtype: FileDType = "float32",
+    merge_lora: Sequence[str | Path] = (),
+) -> Path:
+    """Write the adapter at `source` to `target` in float32, and read it back bit for bit.
+
+    Args:
+        source: an adapter in any format that `open_adapter` reads.
+        target: a new directory (peft) or file (torch).
+        to: the format; peft or torch.
+        dtype: float32.
+        merge_lora: nothing; an adapter is merged into a model.
+
+    Raises:
+        UserError: the source cannot be read, or cannot be written so; the target exists or is named unlike its format;
+            the disk refuses; the check failed.
+    """
+    adapter, path = open_adapter(source), Path(target)
+    if to not in get_args(AdapterFormat):
+        raise UserError(
+            f"{source} is an adapter: write it as peft or torch, or merge it into a model with --merge-lora"
+        )
+    if dtype != "float32" or merge_lora:
+        raise UserError("an adapter is written in float32 and as it is; leave --dtype and --merge-lora out")
+    try:
+        _refuse(Path(source), path, to, dtype)
+        adapter = replace(adapter, tree=map_leaves(lambda leaf: leaf.astype(np.float32), adapter.tree))
+        with _whole_or_nothing(path) as unfinished:
+            if to == "peft":
+                unfinished.mkdir()
+                write_peft(unfinished, adapter)
+            else:
+                adapter = without_factor(adapter)
+                _save_pth(unfinished, to_minimind(adapter), dtype, tied=False)
+            read_back = open_adapter(unfinished)
+            if read_back.lora != adapter.lora or not _same(read_back.tree, adapter.tree):
+                raise UserError(f"{path} was read back as another adapter; nothing was kept")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+    return path
+
+
+def _same(ours: Parameters, theirs: Parameters) -> bool:
+    first, second = flatten(ours), flatten(theirs)
+    return first.keys() == second.keys() and all(np.array_equal(leaf, second[path]) for path, leaf in first.items())
+
+
+def _refuse(source: Path, path: Path, to: Format | AdapterFormat, dtype: FileDType) -> None:
     if source.is_dir() and path.resolve().is_relative_to(source.resolve()):
         raise UserError(f"{path} is inside the model that is converted; choose another place")
     if to in SUFFIXES and path.suffix != SUFFIXES[to]:
@@ -146,8 +235,6 @@ def _remove(path: Path) -> None:
 
 # --- Write, and read back ---
 
-Logits = Callable[[np.ndarray], np.ndarray]
-"""Token ids [B, T] -> logits [B, T, V]."""
 Written = tuple[str, Logits]
 """Who read it back, and what came of it."""
 
@@ -166,12 +253,16 @@ def _write(to: Format, path: Path, model: Model, parameters: Parameters, dtype: 
 
 def _write_torch(path: Path, model: Model, parameters: Parameters, dtype: FileDType) -> Written:
     config = model.config
+    _save_pth(path, to_outside(parameters, config), dtype, tied=config.tie_word_embeddings)
+    write_beside(path, config, model.tokenizer)
+    return "torch.load", twin_logits(config, torch.load(path, map_location="cpu", weights_only=True))
+
+
+def _save_pth(path: Path, tensors: Tensors, dtype: FileDType, *, tied: bool) -> None:
     try:
-        write_pth(path, to_outside(parameters, config), dtype=dtype, tied=config.tie_word_embeddings)
+        write_pth(path, tensors, dtype=dtype, tied=tied)
     except RuntimeError as error:  # of torch.save, whatever the disk says
         raise OSError(f"torch.save failed; is the disk full? ({str(error).splitlines()[0]})") from error
-    write_beside(path, config, model.tokenizer)
-    return "torch.load", _twin(config, torch.load(path, map_location="cpu", weights_only=True))
 
 
 def _write_safetensors(path: Path, model: Model, parameters: Parameters, dtype: FileDType) -> Written:
@@ -179,7 +270,7 @@ def _write_safetensors(path: Path, model: Model, parameters: Parameters, dtype: 
 
     write_safetensors(path, _outside(model.config, parameters, dtype))
     write_beside(path, model.config, model.tokenizer)
-    return "safetensors.torch", _twin(model.config, load_file(path))
+    return "safetensors.torch", twin_logits(model.config, load_file(path))
 
 
 def _write_hugging_face(path: Path, model: Model, parameters: Parameters, dtype: FileDType) -> Written:
@@ -222,61 +313,6 @@ def _write_run(path: Path, model: Model, parameters: Parameters) -> Written:
     run.link_best(0)
     read_back = open_model(path)
     return "minigpt's own reader", lambda tokens: jax_logits(read_back.config, read_back.read_parameters(), tokens)
-
-
-# --- Logits ---
-
-
-def jax_logits(
-    config: ModelConfig,
-    parameters: Parameters,
-    tokens: np.ndarray,
-    *,
-    dtype: Literal["float32", "float64"] = "float32",
-) -> np.ndarray:
-    """The JAX model's logits [B, T, V], with parameters and computation in `dtype`."""
-    with jax.enable_x64(dtype == "float64"):
-        on_device = map_leaves(lambda leaf: jnp.asarray(leaf, dtype), parameters)
-        return np.asarray(_compiled_logits(config, dtype)(on_device, jnp.asarray(tokens, jnp.int32)))
-
-
-@cache
-def _compiled_logits(config: ModelConfig, dtype: str) -> Callable[[Any, jax.Array], jax.Array]:
-    graph = model_graph(config, dtype=jnp.dtype(dtype), kernel="blocked")
-
-    def logits(tree: Any, tokens: jax.Array) -> jax.Array:
-        model = nnx.merge(graph, tree)
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden = model(tokens, segment_ids=jnp.ones_like(tokens), positions=positions)
-        return model.logits(hidden).reshape(*tokens.shape, -1)
-
-    return jax.jit(logits)
-
-
-def _twin(config: ModelConfig, state: dict[str, torch.Tensor]) -> Logits:
-    """The PyTorch twin's logits with the tensors of a file, which are not touched but for the twin's shorter names."""
-    own = {own_name(name): tensor.float() for name, tensor in state.items()}
-    # A tied head that the file holds as well is read as one of its own, so that a wrong one would show.
-    config = dataclasses.replace(config, tie_word_embeddings="lm_head.weight" not in own)
-    with torch.device("meta"):
-        model = Transformer(config, dtype=torch.float32, kernel="reference")
-    model.load_state_dict(own, assign=True)
-
-    @torch.no_grad()
-    def logits(tokens: np.ndarray) -> np.ndarray:
-        ids = torch.from_numpy(tokens)
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
-        hidden = model(ids, segment_ids=torch.ones_like(ids), positions=positions)
-        scores: np.ndarray = model.logits(hidden).numpy()
-        return scores.reshape(*tokens.shape, -1)
-
-    return logits
-
-
-def _probe(config: ModelConfig) -> np.ndarray:
-    """Token ids that every model can be asked about: the same for one vocabulary."""
-    time = min(64, config.max_position_embeddings)
-    return np.random.default_rng(0).integers(0, config.vocab_size, (2, time), dtype=np.int64)
 
 
 # --- Precision ---

@@ -42,8 +42,15 @@ def choose_engine(backend: Backend) -> EngineChoice:
             raise missing_extra("--backend torch", "torch") from error
         engine = module.TorchEngine
 
-    def make(model: ModelConfig, train: TrainConfig, *, total_updates: int, checkpoints: Path) -> Any:
-        made = engine(model, train, total_updates=total_updates, checkpoints=checkpoints)
+    def make(
+        model: ModelConfig,
+        train: TrainConfig,
+        *,
+        total_updates: int,
+        checkpoints: Path,
+        teacher: ModelConfig | None = None,
+    ) -> Any:
+        made = engine(model, train, total_updates=total_updates, checkpoints=checkpoints, teacher=teacher)
         if train.resume:
             take_over(checkpoints, backend)
         return made

@@ -36,7 +36,8 @@ class Row:
     """One tensor on both sides."""
 
     level: str
-    """batch, sub-module, stream, logits, loss, gradient, optimizer, trajectory, or update N."""
+    """batch, sub-module, stream, logits, loss, gradient, optimizer, trajectory, or update N; or a stage after
+    pretraining or "lora merge", whose names begin with one of these, or merge, and a colon."""
     name: str
     max_abs: float
     """Largest absolute difference between JAX and PyTorch."""
@@ -96,7 +97,7 @@ def compare(config: ModelConfig, parameters: Parameters, *, precision: Precision
         start = stored(parameters, precision)
         ours, theirs = JaxSide(config, start, precision), TorchSide(config, start, precision)
         exact = None if precision == "float64" else TorchSide(config, start, "float64")
-        table = _Table(precision)
+        table = Table(precision)
         single = BFLOAT16_BATCHES if precision == "bfloat16" else 1
         batches = [random_batch(config, seed=seed, rows=rows, time=time) for seed in range(2 * max(UPDATES))]
         sides: list[Side] = [ours, theirs] if exact is None else [ours, theirs, exact]
@@ -116,10 +117,18 @@ def compare(config: ModelConfig, parameters: Parameters, *, precision: Precision
 
 def random_weights(config: ModelConfig) -> Parameters:
     """Initial weights in float64 whose norms are moved from 1: a norm of 1 hides a cast on the wrong side."""
-    rng = np.random.default_rng(42)
-    start = flatten(initial_parameters(config, initializer="scaled_normal", seed=42, dtype="float64"))
-    moved = {path: leaf + 0.1 * rng.standard_normal(leaf.shape) * (leaf.ndim == 1) for path, leaf in start.items()}
-    return unflatten(moved)
+    return moved(
+        initial_parameters(config, initializer="scaled_normal", seed=42, dtype="float64"), seed=42, most_axes=1
+    )
+
+
+def moved(start: Parameters, *, seed: int, most_axes: int = 2) -> Parameters:
+    """The tree with noise of deviation 0.1 on every array of at most so many axes."""
+    rng = np.random.default_rng(seed)
+    leaves = flatten(start)
+    return unflatten(
+        {path: leaf + 0.1 * rng.standard_normal(leaf.shape) * (leaf.ndim <= most_axes) for path, leaf in leaves.items()}
+    )
 
 
 def random_batch(config: ModelConfig, *, seed: int, rows: int, time: int) -> Arrays:
@@ -135,7 +144,7 @@ def random_batch(config: ModelConfig, *, seed: int, rows: int, time: int) -> Arr
     return tokens, targets, weights, segments, (index - began).astype(np.int32)
 
 
-class _Table:
+class Table:
     """Rows by tensor; a tensor that comes again, with another batch, keeps its worst."""
 
     def __init__(self, precision: Precision):
@@ -176,20 +185,22 @@ class _Table:
         return replace(row, squares=(float(np.sum((a - truth) ** 2)), float(np.sum((b - truth) ** 2))))
 
     def _bound(self, value: Value) -> float | None:
-        if value.level == "batch":
+        level = value.name.partition(":")[0] if ":" in value.name else value.level
+        if level == "batch":
             return 0.0
         if self.precision == "bfloat16":
             # One number a batch is chance; the loss of each position and every gradient are bound.
             return None if value.name == "mean loss" else BFLOAT16_RATIO
         bounds = BOUNDS[self.precision]
-        if value.level in ("sub-module", "stream", "logits"):
+        if level in ("sub-module", "stream", "logits") or (level == "merge" and self.precision == "float64"):
             return bounds.sub_module
-        if value.level in ("loss", "gradient"):
+        if level in ("loss", "gradient"):
             return bounds.gradient
-        if value.level in ("optimizer", "update 1"):
+        if level in ("optimizer", "update 1"):
             return bounds.update
-        # Of a longer training in float32 the contract binds the loss alone.
-        return bounds.trajectory if self.precision == "float64" or value.level == "trajectory" else None
+        # Of a longer training in float32 the contract binds the loss alone. A merged kernel is rounded once more than
+        # its parts, so in float32 merging has no bound of its own either.
+        return bounds.trajectory if self.precision == "float64" or level == "trajectory" else None
 
 
 def _worse(one: Row, other: Row) -> Row:

@@ -1,5 +1,6 @@
-"""Open a model in any format, whichever framework it takes to read it."""
+"""Open a model or an adapter in any format, whichever framework it takes to read it."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -8,10 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minigpt_jax.errors import missing_extra
+from minigpt_jax.errors import UserError, missing_extra
+from minigpt_jax.files import read_json_object
 from minigpt_jax.formats import model_files
+from minigpt_jax.formats.adapters import PEFT_CONFIG, Adapter, from_minimind, read_peft
 from minigpt_jax.formats.checkpoints import SafetensorsStore, holds_safetensors
-from minigpt_jax.formats.names import Parameters, Tensors, flatten, unflatten
+from minigpt_jax.formats.names import Parameters, Tensors, flatten, require_sound, unflatten
+from minigpt_jax.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from minigpt_jax.checkpoint import CheckpointStore
@@ -24,6 +28,59 @@ def open_model(source: str | Path) -> model_files.Model:
         UserError: nothing is there, or it contradicts itself; a .pth file without PyTorch.
     """
     return model_files.open_model(source, model_files.Readers(pth=_read_pth, checkpoint=_read_checkpoint))
+
+
+def open_adapter(source: str | Path) -> Adapter:
+    """The adapter at `source`: a run of --stage lora (its best checkpoint), a PEFT directory, or MiniMind's .pth.
+
+    Raises:
+        UserError: nothing is there, or nothing that this can read; a .pth file without PyTorch.
+    """
+    path = Path(source)
+    try:
+        is_directory, exists = path.is_dir(), path.exists()
+    except OSError as error:  # a name that is too long, say
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if is_peft(path):
+        return read_peft(path)
+    if is_adapter_run(path):
+        return _read_run(RunDirectory(path))
+    if is_directory:
+        raise UserError(f"{path} holds no adapter: it is no run of --stage lora and has no {PEFT_CONFIG}")
+    if not exists:
+        raise UserError(f"there is no adapter at {path}")
+    if path.suffix in (".pth", ".pt", ".bin"):
+        return from_minimind(_read_pth(path), where=str(path))
+    raise UserError(f"{path}: an adapter is a run of --stage lora, a PEFT directory or a .pth file")
+
+
+def is_adapter_run(path: Path) -> bool:
+    """Whether this is the directory of a run of --stage lora."""
+    if not os.path.exists(path / "config.json"):
+        return False
+    section = read_json_object(path / "config.json").get("train")
+    return isinstance(section, dict) and section.get("stage") == "lora"
+
+
+def _read_run(run: RunDirectory) -> Adapter:
+    model, train = run.read_config()
+    step = run.best_checkpoint()
+    where = str(run.checkpoints / str(step))
+    tree = read_tree(run.checkpoints, step, "parameters")
+    require_sound(flatten(tree), where=where)
+    adapter = Adapter(where, train.lora, tree, base=train.init_from)
+    adapter.require_fit(model)
+    return adapter
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether this is a directory of adapters: a run of --stage lora, or PEFT's."""
+    return is_peft(path) or is_adapter_run(path)
+
+
+def is_peft(path: Path) -> bool:
+    """Whether this is a directory with an adapter of PEFT in it."""
+    return os.path.exists(path / PEFT_CONFIG)  # False for a name that is too long, where Path's own raises
 
 
 def read_tree(checkpoints: Path, step: int, name: str) -> Parameters:

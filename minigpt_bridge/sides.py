@@ -16,6 +16,7 @@ import torch
 from flax import nnx
 
 from minigpt_jax import model as jax_rooms
+from minigpt_jax import objective as jax_objective
 from minigpt_jax import train_step as jax_steps
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.engine import trees_of as jax_trees
@@ -23,6 +24,7 @@ from minigpt_jax.formats.names import Parameters, flatten, unflatten
 from minigpt_jax.loss import next_token_loss
 from minigpt_jax.optimizer import with_named_slots
 from minigpt_torch import model as torch_rooms
+from minigpt_torch import objective as torch_objective
 from minigpt_torch import train_step as torch_steps
 from minigpt_torch.engine import take_optimizer
 from minigpt_torch.engine import trees_of as torch_trees
@@ -88,7 +90,8 @@ class JaxSide:
     def batch(self, arrays: Arrays) -> Iterator[Value]:
         """The batch as JAX holds it."""
         for name, array in _jax_batch(arrays)._asdict().items():
-            yield Value("batch", name, np.asarray(array))
+            if array is not None:
+                yield Value("batch", name, np.asarray(array))
 
     def streams(self, arrays: Arrays) -> Iterator[Value]:
         """The stream after each block, [S, D]."""
@@ -133,12 +136,12 @@ class JaxSide:
 
     @cached_property
     def _compiled(self) -> Any:
-        def logits(parameters: Any, batch: jax_steps.BatchArrays) -> jax.Array:
+        def logits(parameters: Any, batch: jax_objective.BatchArrays) -> jax.Array:
             model = nnx.merge(self.graph, parameters)
             hidden = model(batch.tokens, segment_ids=batch.segment_ids, positions=batch.positions)
             return model.logits(hidden)
 
-        def position_losses(parameters: Any, batch: jax_steps.BatchArrays) -> jax.Array:
+        def position_losses(parameters: Any, batch: jax_objective.BatchArrays) -> jax.Array:
             model = nnx.merge(self.graph, parameters)
             hidden = model(batch.tokens, segment_ids=batch.segment_ids, positions=batch.positions)
 
@@ -147,8 +150,8 @@ class JaxSide:
 
             return jax.lax.map(alone, (hidden, batch.targets.reshape(-1)))
 
-        def loss(parameters: Any, batch: jax_steps.BatchArrays) -> jax.Array:
-            return jax_steps.summed_loss(self.graph, parameters, batch)
+        def loss(parameters: Any, batch: jax_objective.BatchArrays) -> jax.Array:
+            return jax_objective.summed_loss(self.graph, parameters, batch)
 
         return jax.jit(logits), jax.jit(position_losses), jax.jit(jax.value_and_grad(loss))
 
@@ -193,14 +196,15 @@ class TorchSide:
 
     def batch(self, arrays: Arrays) -> Iterator[Value]:
         """The batch as PyTorch holds it: ids in int64, which its look-ups want."""
-        for name, tensor in torch_steps.batch_tensors(arrays)._asdict().items():
-            yield Value("batch", name, tensor.numpy())
+        for name, tensor in torch_objective.batch_tensors(arrays)._asdict().items():
+            if tensor is not None:
+                yield Value("batch", name, tensor.numpy())
 
     @torch.no_grad()
     def streams(self, arrays: Arrays) -> Iterator[Value]:
         """The stream after each block, [S, D]."""
         options = self._options(arrays)
-        x = self.model.embed_tokens(torch_steps.batch_tensors(arrays).tokens.reshape(-1)).to(self.dtype)
+        x = self.model.embed_tokens(torch_objective.batch_tensors(arrays).tokens.reshape(-1)).to(self.dtype)
         for number, layer in enumerate(self.model.layers):
             x = layer(x, **options, dropout_rate=0.0, dropout_masks=(None, None))
             yield Value("stream", f"layers.{number}", as_array(x))
@@ -218,7 +222,7 @@ class TorchSide:
             yield Value("sub-module", name, as_array(result))
 
     def _options(self, arrays: Arrays) -> dict[str, torch.Tensor]:
-        batch = torch_steps.batch_tensors(arrays)
+        batch = torch_objective.batch_tensors(arrays)
         cos, sin = torch_rooms.rotary_angles(
             batch.positions, head_dim=self.config.head_dim, theta=self.config.rope_theta, dtype=self.dtype
         )
@@ -226,7 +230,7 @@ class TorchSide:
 
     def whole(self, arrays: Arrays) -> Iterator[Value]:
         """Logits, the loss of each position, the mean loss, and its gradient with respect to every parameter."""
-        batch = torch_steps.batch_tensors(arrays)
+        batch = torch_objective.batch_tensors(arrays)
         with torch.no_grad():
             hidden = self.model(batch.tokens, segment_ids=batch.segment_ids, positions=batch.positions)
             logits = as_array(self.model.logits(hidden))
@@ -237,7 +241,7 @@ class TorchSide:
         # Not inside: a generator that waits there would switch gradients off for whoever runs meanwhile.
         yield Value("logits", "logits", logits)
         yield Value("loss", "each position", as_array(torch.stack(losses)))
-        loss = torch_steps.summed_loss(self.model, batch)
+        loss = torch_objective.summed_loss(self.model, batch)
         named = dict(self.model.named_parameters())
         gradients = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
         yield from _mean_loss(arrays, loss.item(), flatten(as_tree(gradients, self.config)))
@@ -247,7 +251,7 @@ class TorchSide:
         model = make_model(self.config, self.parameters, dtype=self.dtype)
         state = torch_steps.init_state(model, config)
         for number, arrays in enumerate(batches):
-            batch = torch_steps.batch_tensors(arrays)
+            batch = torch_objective.batch_tensors(arrays)
             metrics = torch_steps.train_step(state, batch, config, total_updates=max(updates))
             real = self.parameters["norm"]["weight"].dtype
             yield _step_loss(number, np.asarray(metrics.loss_sum / metrics.supervised_tokens, real))
@@ -311,8 +315,8 @@ def _part(model: Any, name: str) -> Any:
     return model
 
 
-def _jax_batch(arrays: Arrays) -> jax_steps.BatchArrays:
-    return jax_steps.BatchArrays(*map(jnp.asarray, arrays))
+def _jax_batch(arrays: Arrays) -> jax_objective.BatchArrays:
+    return jax_objective.BatchArrays(*map(jnp.asarray, arrays))
 
 
 def _readable(array: jax.Array) -> np.ndarray:

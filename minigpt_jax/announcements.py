@@ -6,7 +6,8 @@ Framework-free.
 from collections import Counter
 from collections.abc import Sequence
 
-from minigpt_jax.config import to_json
+from minigpt_jax.adapter_tree import adapter_count
+from minigpt_jax.config_json import to_json
 from minigpt_jax.console import say
 from minigpt_jax.cost import parameter_count
 from minigpt_jax.data.chat import ChatEncoder
@@ -46,10 +47,15 @@ def announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
             f"No accelerator found: training the {train.model} preset ({parameters / 1e6:.1f}M parameters) on the CPU; "
             "--model minimind2-small chooses the 26M one."
         )
+    trained = ""
+    if train.stage == "lora":
+        count = adapter_count(run.model, train.lora)
+        trained = f", {count:,} more in adapters, which alone are trained ({count / parameters:.2%})"
     learned = f", {training.supervised_per_epoch:,} of them learned" if train.has_unlearned_tokens else ""
     say(
-        f"{train.model or 'custom'}: {parameters:,} parameters, {train.dtype}; {run.total_updates} updates of "
-        f"{train.batch_size} x {train.accumulation_steps} rows of {train.max_seq_len}; "
+        f"{train.model or 'custom'}: {parameters:,} parameters{trained}, {train.dtype}; {run.total_updates} updates of "
+        f"{train.batch_size} x {train.accumulation_steps} {'pairs' if train.stage == 'dpo' else 'rows'} of "
+        f"{train.max_seq_len}; "
         f"{training.predictions_per_epoch:,} tokens a pass{learned}, {training.real_fraction:.1%} of positions real; "
         f"validating on {run.corpus.validation_documents} documents; writing {run.directory.path}"
     )

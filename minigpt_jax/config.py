@@ -5,15 +5,14 @@ Framework-free. Each field's docstring is also its `--help` text. A value that c
 """
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 from minigpt_jax.errors import UserError
+from minigpt_jax.lora_config import DEFAULT_TARGETS, LoraConfig
 
-Stage = Literal["pretrain", "sft"]
+Stage = Literal["pretrain", "sft", "lora", "dpo", "distill"]
 Backend = Literal["jax", "torch"]
 Batching = Literal["packed", "bucketed", "padded"]
 DType = Literal["float32", "bfloat16", "float64"]
@@ -21,7 +20,9 @@ Initializer = Literal["scaled_normal", "xavier"]
 Optimizer = Literal["adamw", "muon"]
 ChatMask = Literal["assistant", "minimind"]
 OverLong = Literal["cut", "drop"]
-Schedule = Literal["cosine", "wsd", "constant"]
+Schedule = Literal["cosine", "wsd", "constant", "minimind"]
+Decay = Literal["matrices", "all"]
+Reference = Literal["cached", "copy"]
 TrackerName = Literal["none", "wandb", "tensorboard", "swanlab"]
 NonFiniteAction = Literal["stop", "rollback"]
 
@@ -137,7 +138,8 @@ class TrainConfig:
     """
 
     stage: Stage = "pretrain"
-    """What is trained: pretrain learns to continue text, sft to answer, from conversations."""
+    """What is trained: pretrain learns to continue text; sft to answer, from conversations; lora the same with small
+    adapters beside a frozen model; dpo to prefer one answer to another; distill to answer as a teacher does."""
     model: str | None = None
     """Model preset: tiny, minimind2-small, minimind2 or minimind-3. On a GPU minimind2-small, else tiny."""
     hidden_size: int | None = None
@@ -148,12 +150,13 @@ class TrainConfig:
     """A tokenizer.json, or a directory that holds one; the shipped 6400-entry tokenizer when not given."""
     data: tuple[str, ...] = ()
     """Training data: JSONL files (also .gz, .zst), directories of them, or a cache that prepare_data.py made. A line
-    is {"text"} in pretraining, {"conversations"} in sft. The generated sample corpus when not given."""
+    is {"text"} in pretraining, {"chosen", "rejected"} in dpo, else {"conversations"}. The generated sample corpus when
+    not given."""
     val_data: tuple[str, ...] = ()
     """Validation data in the same form; its first 200 documents are used. When not given, 1 document in 100 is held
     out of the training data."""
     mix_data: tuple[str, ...] = ()
-    """sft: files of {"text"} lines that are trained on beside the conversations, against forgetting."""
+    """sft, lora, distill: files of {"text"} lines that are trained on beside the conversations, against forgetting."""
     mix_fraction: float = 0.1
     """Part of the learned tokens that is taken from mix_data."""
     chat_mask: ChatMask = "assistant"
@@ -182,14 +185,14 @@ class TrainConfig:
     """Micro-batches that make one optimizer update."""
     max_seq_len: int = 512
     """Tokens of one row."""
-    batching: Batching = "packed"
+    batching: Batching | None = None
     """packed: documents share rows without seeing each other. bucketed: rows of like length share a batch.
-    padded: one document a row."""
+    padded: one document a row. packed when not given; in dpo, whose pairs are not packed, bucketed."""
     learning_rate: float | None = None
     """Peak learning rate."""
     schedule: Schedule = "cosine"
     """Course of the learning rate after warm-up: cosine to the floor, wsd (constant, then linear to the floor
-    over the last fifth), or constant."""
+    over the last fifth), constant, or minimind (a cosine on top of the floor: it starts above the peak)."""
     warmup_steps: int | None = None
     """Updates of linear warm-up; 5 % of the run, at most 100, when not given."""
     min_lr_ratio: float = 0.1
@@ -203,11 +206,34 @@ class TrainConfig:
     adam_eps: float = 1e-8
     """AdamW's eps, outside the square root, after bias correction."""
     weight_decay: float = 0.1
-    """Decoupled weight decay on matrices, the embedding among them; norms are not decayed."""
+    """Decoupled weight decay."""
+    decay: Decay = "matrices"
+    """What is decayed: matrices, the embedding among them, or all parameters, the norms' too."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     dropout: float = 0.0
     """Probability with which the embedding and each sub-layer's output are dropped in training."""
+    lora_rank: int = 8
+    """lora: columns of each adapter's first matrix."""
+    lora_alpha: float = 16.0
+    """lora: an adapter's output is multiplied by alpha / rank."""
+    lora_dropout: float = 0.05
+    """lora: probability with which an element of an adapter's input is dropped in training."""
+    lora_targets: tuple[str, ...] = DEFAULT_TARGETS
+    """lora: the layers that get an adapter, among q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
+    dpo_beta: float = 0.1
+    """dpo: how dearly moving away from the first model is paid for."""
+    label_smoothing: float = 0.0
+    """dpo: probability that a pair's labels are taken to be the wrong way round."""
+    reference: Reference = "cached"
+    """dpo: the first model's log-probabilities computed once and kept in the run directory (cached), or at every step
+    from a second copy of the model in memory (copy)."""
+    teacher: str | None = None
+    """distill: the model to learn from, in any format that --init-from takes."""
+    distill_alpha: float = 0.5
+    """distill: weight of the cross entropy; that of the teacher's distribution is the rest."""
+    distill_temperature: float = 2.0
+    """distill: both models' logits are divided by this in the comparison."""
     initializer: Initializer = "scaled_normal"
     """How the first weights are drawn; docs/numerics.md has both rules."""
     dtype: DType | None = None
@@ -251,7 +277,7 @@ class TrainConfig:
             value = getattr(self, name)
             _require(value is None or value >= least, f"{_flag(name)} must be at least {least}, got {value}")
             _require(value is None or value < 2**32, f"{_flag(name)} must be below 2**32, got {value}")
-        for name in ("epochs", "learning_rate", "adam_eps"):
+        for name in ("epochs", "learning_rate", "adam_eps", "dpo_beta", "distill_temperature"):
             value = getattr(self, name)
             _require(value is None or 0 < value < math.inf, f"{_flag(name)} must be positive and finite, got {value}")
         for name in ("weight_decay", "grad_clip"):
@@ -271,16 +297,31 @@ class TrainConfig:
         if self.model is not None:
             preset(self.model)
         _require(0 < self.mix_fraction < 1, f"--mix-fraction must lie between 0 and 1, got {self.mix_fraction}")
-        for name, plain in (("mix_data", ()), ("over_long", "cut")):
-            _require(
-                self.stage != "pretrain" or getattr(self, name) == plain,
-                f"{_flag(name)} is for conversations; --stage pretrain has none",
-            )
+        _require(0 <= self.distill_alpha <= 1, f"--distill-alpha must lie between 0 and 1, got {self.distill_alpha}")
+        _require(
+            0 <= self.label_smoothing < 0.5,
+            f"--label-smoothing must be 0 or more and below 0.5, got {self.label_smoothing}",
+        )
+        _ = self.lora
+        for field in dataclasses.fields(self):
+            stages = STAGES_OF_OPTION.get(field.name)
+            if stages is not None and self.stage not in stages and getattr(self, field.name) != field.default:
+                raise UserError(f"{_flag(field.name)} is for --stage {' or '.join(stages)}, not {self.stage}")
+        _require(
+            self.stage != "dpo" or self.batching != "packed",
+            "--batching packed is not for --stage dpo: a pair's two sides stand in rows of their own; choose bucketed "
+            "or padded",
+        )
 
     @property
-    def record_form(self) -> Literal["pretrain", "sft"]:
+    def record_form(self) -> Literal["pretrain", "sft", "dpo"]:
         """Form of the stage's records, by the name that minigpt_jax/data/records.py gives it."""
-        return "pretrain" if self.stage == "pretrain" else "sft"
+        return self.stage if self.stage in ("pretrain", "dpo") else "sft"
+
+    @property
+    def lora(self) -> LoraConfig:
+        """Shape and strength of the adapters."""
+        return LoraConfig(self.lora_rank, self.lora_alpha, self.lora_dropout, self.lora_targets)
 
     @property
     def has_unlearned_tokens(self) -> bool:
@@ -293,78 +334,24 @@ class TrainConfig:
         return get_args(Stage).index(self.stage)
 
 
+STAGES_OF_OPTION: dict[str, tuple[Stage, ...]] = {
+    "mix_data": ("sft", "lora", "distill"),
+    "over_long": ("sft", "lora", "dpo", "distill"),
+    "chat_mask": ("sft", "lora", "dpo", "distill"),
+    "lora_rank": ("lora",),
+    "lora_alpha": ("lora",),
+    "lora_dropout": ("lora",),
+    "lora_targets": ("lora",),
+    "dpo_beta": ("dpo",),
+    "label_smoothing": ("dpo",),
+    "reference": ("dpo",),
+    "teacher": ("distill",),
+    "distill_alpha": ("distill",),
+    "distill_temperature": ("distill",),
+    "initializer": ("pretrain",),
+}
+"""Options that mean nothing in the other stages, and are refused there rather than ignored."""
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-# --- JSON ---
-
-Config = TypeVar("Config", ModelConfig, TrainConfig)
-
-
-def to_json(config: ModelConfig | TrainConfig) -> dict[str, Any]:
-    """All fields of `config`, ready for `json.dumps`."""
-    return dataclasses.asdict(config)
-
-
-def from_json(kind: type[Config], fields: dict[str, Any], *, where: str) -> Config:
-    """A config of `kind` from JSON fields.
-
-    Args:
-        kind: ModelConfig or TrainConfig.
-        fields: as `to_json` gives them; missing ones take their defaults.
-        where: the file, named in errors.
-
-    Raises:
-        UserError: an unknown field, a value of the wrong type or choice, or one that cannot work.
-    """
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    unknown = sorted(set(fields) - set(known))
-    _require(not unknown, f"{where}: unknown field {', '.join(unknown)}; known are {', '.join(known)}")
-    values = {name: _checked(name, known[name].type, value, where=where) for name, value in fields.items()}
-    try:
-        return kind(**values)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
-
-
-def _checked(name: str, annotation: Any, value: Any, *, where: str) -> Any:
-    """`value` when it fits the field's annotation (`int | None`, `Literal[...]`, `tuple[str, ...]`, ...)."""
-    options = get_args(annotation)
-    if annotation == tuple[str, ...]:
-        _require(
-            isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
-            f"{where}: {name} must be a list of strings, got {value!r}",
-        )
-        return tuple(value)
-    kinds = [option for option in options if isinstance(option, type)] or [annotation]
-    choices = [option for option in options if isinstance(option, str)]
-    for option in options:
-        choices += [choice for choice in get_args(option) if isinstance(choice, str)]
-    if choices:
-        allowed = choices + ([None] if type(None) in options else [])
-        _require(value in allowed, f"{where}: {name} must be one of {', '.join(choices)}, got {value!r}")
-        return value
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    fits = any(type(value) is kind for kind in kinds)
-    expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-    _require(fits, f"{where}: {name} must be {expected}, got {value!r}")
-    return value
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`.
-
-    Raises:
-        UserError: the file is missing, unreadable, or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    _require(isinstance(value, dict), f"{path} must hold one JSON object, not {type(value).__name__}")
-    assert isinstance(value, dict)
-    return value

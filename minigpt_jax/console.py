@@ -91,13 +91,19 @@ class RunConsole:
         for name, form in (
             ("loss", "loss {:.3f}"),
             ("perplexity", "ppl {:.1f}"),
+            ("reward_accuracy", "{:.0%} of pairs right"),
+            ("reward_margin", "margin {:.3f}"),
+            ("divergence", "KL {:.3f}"),
             ("tokens_per_second", "{:,.0f} tok/s"),
             ("supervised_tokens_per_second", "{:,.0f} of them learned"),
+            ("val_loss", "val loss {:.3f}"),
+            ("val_bits_per_byte", "{:.3f} bits/byte"),
+            ("val_reward_accuracy", "{:.1%} of pairs right"),
+            ("val_reward_margin", "margin {:.3f}"),
+            ("val_divergence", "KL {:.3f}"),
         ):
             if metrics.get(name) is not None:
                 words.append(form.format(metrics[name]))
-        if metrics.get("val_loss") is not None:
-            words.append("val loss {:.3f}, {:.3f} bits/byte".format(metrics["val_loss"], metrics["val_bits_per_byte"]))
         figures = "  ".join(words)
         if self._console.is_terminal:
             self._progress.update(self._task, completed=metrics["step"], figures=figures)

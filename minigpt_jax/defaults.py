@@ -6,13 +6,13 @@ the machine.
 
 import dataclasses
 
-from minigpt_jax.config import ModelConfig, TrainConfig, preset, preset_name
+from minigpt_jax.config import ModelConfig, Stage, TrainConfig, preset, preset_name
 from minigpt_jax.errors import UserError
 
-SAMPLE_EPOCHS = {"pretrain": 2.5, "sft": 4.0}
+SAMPLE_EPOCHS: dict[Stage, float] = {"pretrain": 2.5, "sft": 4.0, "lora": 4.0, "dpo": 1.0, "distill": 4.0}
 """Passes over the sample corpus: about four minutes of the tiny preset on two CPU cores, and two."""
 
-RATE_OF_STAGE = {"pretrain": 1.0, "sft": 1 / 3}
+RATE_OF_STAGE: dict[Stage, float] = {"pretrain": 1.0, "sft": 1 / 3, "lora": 1.0, "dpo": 1 / 100, "distill": 1 / 3}
 """Part of the pretraining rate."""
 
 BATCH_SIZE, SAMPLE_BATCH_SIZE = 8, 2
@@ -26,7 +26,10 @@ def require_model_to_start_from(config: TrainConfig) -> None:
     Raises:
         UserError: it is.
     """
-    if config.stage != "pretrain" and config.init_from is None:
+    if config.stage == "distill" and config.teacher is None:
+        raise UserError("--stage distill learns from a model: name it with --teacher")
+    # A student may start from nothing.
+    if config.stage not in ("pretrain", "distill") and config.init_from is None:
         raise UserError(
             f"--stage {config.stage} starts from a model: name it with --init-from, for example out/pretrain-tiny, "
             "which `python scripts/train.py` makes"
@@ -50,6 +53,7 @@ def resolve(config: TrainConfig, *, accelerator: str | None, source: ModelConfig
         config,
         model=model,
         epochs=epochs,
+        batching=config.batching or ("bucketed" if config.stage == "dpo" else "packed"),
         dtype=config.dtype or ("bfloat16" if accelerator == "gpu" else "float32"),
         batch_size=config.batch_size or (BATCH_SIZE if config.data else SAMPLE_BATCH_SIZE) * (4 if accelerator else 1),
     )

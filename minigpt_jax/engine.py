@@ -14,7 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
+from minigpt_jax.adapter_tree import merge
 from minigpt_jax.attention import default_kernel
 from minigpt_jax.checkpoint import CheckpointStore, abstract_like
 from minigpt_jax.config import ModelConfig, TrainConfig
@@ -22,9 +25,9 @@ from minigpt_jax.data.batching import Batch
 from minigpt_jax.data.corpus import cache_directory
 from minigpt_jax.generate import make_greedy_decoder
 from minigpt_jax.model import model_graph
+from minigpt_jax.objective import BatchArrays, log_probabilities
 from minigpt_jax.optimizer import named_slots, with_named_slots
 from minigpt_jax.train_step import (
-    BatchArrays,
     StepMetrics,
     TrainState,
     init_state,
@@ -32,7 +35,7 @@ from minigpt_jax.train_step import (
     make_flush_step,
     make_train_step,
 )
-from minigpt_jax.trainer import StepReport
+from minigpt_jax.trainer import Evaluation, StepReport
 
 
 def accelerator() -> str | None:
@@ -64,29 +67,46 @@ class JaxEngine:
         train: the resolved configuration of the run.
         total_updates: length of the schedule.
         checkpoints: where checkpoints are written and read; an existing directory is not touched before a save.
+        teacher: in distill, the teacher's shape.
     """
 
-    def __init__(self, model: ModelConfig, train: TrainConfig, *, total_updates: int, checkpoints: Path):
+    def __init__(
+        self,
+        model: ModelConfig,
+        train: TrainConfig,
+        *,
+        total_updates: int,
+        checkpoints: Path,
+        teacher: ModelConfig | None = None,
+    ):
         _configure_jax(train)
         dtype = jnp.dtype(train.dtype or "float32")
         self.device = jax.devices()[0]
         self._train, self._total_updates = train, total_updates
         self._dtype = dtype
-        self._graph = model_graph(model, dtype=dtype, kernel=default_kernel(self.device.platform, dtype))
-        self._train_step = make_train_step(self._graph, train, total_updates=total_updates)
+        kernel = default_kernel(self.device.platform, dtype)
+        self._graph = model_graph(model, dtype=dtype, kernel=kernel)
+        taught_by = None if teacher is None else model_graph(teacher, dtype=dtype, kernel=kernel)
+        self._train_step = make_train_step(self._graph, train, total_updates=total_updates, teacher=taught_by)
         self._flush_step = make_flush_step(train, total_updates=total_updates)
-        self._eval_step = make_eval_step(self._graph, train)
+        self._eval_step = make_eval_step(self._graph, train, teacher=taught_by)
         self._dropout_key = jax.random.fold_in(jax.random.key(train.seed), train.stage_number)
         self._checkpoint_directory = checkpoints
         self._store: CheckpointStore | None = None
         self._state: TrainState | None = None
+        self._frozen: Any = None
 
     # --- state ---
 
-    def init(self, parameters: dict[str, Any]) -> None:
-        """Start from these NumPy parameters, with empty moments."""
+    def init(self, trained: dict[str, Any], frozen: dict[str, Any] | None = None) -> None:
+        """Start from these NumPy parameters, with empty moments.
+
+        Args:
+            trained: the model's parameters, or adapters in lora.
+            frozen: what is not trained: the base in lora, the teacher in distill, the reference in dpo.
+        """
         high = jnp.promote_types(self._dtype, jnp.float32)
-        on_device = jax.tree.map(lambda leaf: jnp.asarray(leaf, high), parameters)
+        on_device, self._frozen = jax.tree.map(lambda leaf: jnp.asarray(leaf, high), (trained, frozen))
         # Compiled as one: leaf by leaf, each shape would be a compilation of its own.
         fresh = jax.jit(partial(init_state, config=self._train, total_updates=self._total_updates))
         self._state = fresh(on_device)
@@ -107,7 +127,7 @@ class JaxEngine:
         """Dispatch one micro-batch; the result is given to `read` later."""
         # The key depends on the micro-batch's own number alone, so that a resumed run draws the same masks.
         key = jax.random.fold_in(self._dropout_key, batch.index)
-        self._state, metrics = self._train_step(self.state, _arrays(batch), key)
+        self._state, metrics = self._train_step(self.state, _arrays(batch), key, self._frozen)
         return metrics
 
     def read(self, handles: Sequence[StepMetrics]) -> list[StepReport]:
@@ -115,7 +135,9 @@ class JaxEngine:
         return [
             StepReport(
                 loss_sum=float(metrics.loss_sum),
+                loss_terms=int(metrics.loss_terms),
                 supervised_tokens=int(metrics.supervised_tokens),
+                figures={name: float(value) for name, value in metrics.figures.items()},
                 skipped=bool(metrics.skipped),
                 updates=int(metrics.updates),
                 grad_norm=float(metrics.grad_norm),
@@ -137,16 +159,31 @@ class JaxEngine:
         self._state, grad_norm = self._flush_step(self.state)
         return float(grad_norm) if int(self.state.opt_state.gradient_step) > before else None
 
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Summed loss in nats and number of predictions over `batches`."""
-        results = [self._eval_step(self.state.parameters, _arrays(batch)) for batch in batches]
-        losses = jax.device_get(results)
-        return sum(float(loss) for loss, _ in losses), sum(int(tokens) for _, tokens in losses)
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """What the stage measures, summed over `batches`."""
+        parts = jax.device_get(
+            [self._eval_step(self.state.parameters, _arrays(each), self._frozen) for each in batches]
+        )
+        return Evaluation(
+            sum(float(part.loss) for part in parts),
+            sum(int(part.terms) for part in parts),
+            {name: sum(float(part.figures[name]) for part in parts) for name in parts[0].figures},
+        )
+
+    def log_probabilities(self, batches: Iterable[Batch]) -> list[NDArray[np.float64]]:
+        """Log-probability of each row's answer under the model as it is now; [B] for each batch."""
+        of_batch = jax.jit(partial(log_probabilities, self._graph))
+        results = [of_batch(self.state.parameters, _arrays(batch)) for batch in batches]
+        return [np.asarray(rows, np.float64) for rows in jax.device_get(results)]
 
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:
         """The greedy continuation of each prompt, up to and without `stop_id`."""
         decode = make_greedy_decoder(self._graph, max_new_tokens=max_new_tokens, stop_id=stop_id)
-        return decode(self.state.parameters, prompts)
+        parameters = self.state.parameters
+        if self._train.stage == "lora":
+            base, adapters = jax.device_get((self._frozen, parameters))
+            parameters = merge(base, adapters, self._train.lora)
+        return decode(parameters, prompts)
 
     # --- checkpoints ---
 
@@ -219,7 +256,7 @@ def trees_of(state: TrainState) -> dict[str, Any]:
 
 
 def _arrays(batch: Batch) -> BatchArrays:
-    arrays = (batch.tokens, batch.targets, batch.loss_weights, batch.segment_ids, batch.positions)
+    arrays = (batch.tokens, batch.targets, batch.loss_weights, batch.segment_ids, batch.positions, batch.reference)
     return BatchArrays(*jax.device_put(arrays))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from minigpt_jax.errors import UserError
 
@@ -42,3 +43,20 @@ def write_json(path: Path, figures: object) -> None:
         replace_file(path, (json.dumps(figures, ensure_ascii=False, indent=2) + "\n").encode("utf-8"))
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --json") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`.
+
+    Raises:
+        UserError: the file is missing, unreadable, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold one JSON object, not {type(value).__name__}")
+    return value

@@ -1,4 +1,4 @@
-"""The first weights of a model, drawn once in NumPy so that every framework starts from the same numbers.
+"""The first weights of a model, and of adapters, drawn once in NumPy so that every framework starts from the same.
 
 Framework-free. The tree has the names and the layout of minigpt_jax/model.py: a linear layer's `kernel` is
 [in, out], the embedding table is [V, D].
@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from minigpt_jax.adapter_tree import adapter_shapes
 from minigpt_jax.config import Initializer, ModelConfig
+from minigpt_jax.formats.names import unflatten
+from minigpt_jax.lora_config import LoraConfig
 
 Parameters = dict[str, Any]
 
@@ -89,6 +92,33 @@ def initial_parameters(
     if not config.tie_word_embeddings:
         parameters["lm_head"] = kernel("lm_head", hidden, config.vocab_size)
     return parameters
+
+
+def initial_adapters(model: ModelConfig, lora: LoraConfig, *, seed: int, dtype: str = "float32") -> Parameters:
+    """Draw the first adapters: A from U(-1 / sqrt(in), 1 / sqrt(in)), as PEFT does, and B = 0, so nothing changes yet.
+
+    Each A has a stream of its own, from the seed and its path.
+
+    Args:
+        model: the shape of the base.
+        lora: which matrices get an adapter, and its rank.
+        seed: any integer from 0.
+        dtype: float32 or float64; the draws are made in float64 and cast once.
+
+    Returns:
+        Nested dicts of `lora_a` [in, rank] and `lora_b` [rank, out].
+
+    Raises:
+        UserError: the rank is larger than a side of a targeted kernel.
+    """
+
+    def draw(path: str, shape: tuple[int, int]) -> np.ndarray:
+        if path.endswith("lora_b"):
+            return np.zeros(shape, dtype)
+        limit = shape[0] ** -0.5
+        return _generator(seed, path).uniform(-limit, limit, shape).astype(dtype)
+
+    return unflatten({path: draw(path, shape) for path, shape in adapter_shapes(model, lora).items()})
 
 
 def _generator(seed: int, name: str) -> np.random.Generator:

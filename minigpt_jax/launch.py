@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt_jax.announcements import announce, answer_before, conclude
-from minigpt_jax.config import ModelConfig, TrainConfig, to_json
+from minigpt_jax.config import ModelConfig, TrainConfig
+from minigpt_jax.config_json import to_json
 from minigpt_jax.console import RunConsole, say
 from minigpt_jax.errors import UserError
-from minigpt_jax.initialization import initial_parameters
+from minigpt_jax.first_weights import FirstWeights, first_weights
 from minigpt_jax.preparation import ModelOpener, Run, prepare
 from minigpt_jax.progress import CONVERTED, Progress
+from minigpt_jax.reference import compute_reference, needs_reference, read_reference
 from minigpt_jax.tracking import (
     EventsLog,
     MetricsLog,
@@ -28,7 +30,7 @@ from minigpt_jax.tracking import (
 from minigpt_jax.trainer import Ending, Engine, Trainer
 
 EngineFactory = Callable[..., Engine]
-"""(ModelConfig, TrainConfig, *, total_updates, checkpoints) -> Engine."""
+"""(ModelConfig, TrainConfig, *, total_updates, checkpoints, teacher) -> Engine."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,13 @@ def launch(
         UserError: a mistake in the configuration or the data, a full disk, too little memory.
     """
     run = prepare(config, given=given, accelerator=accelerator, open_model=open_model)
-    engine = make_engine(run.model, run.train, total_updates=run.total_updates, checkpoints=run.directory.checkpoints)
+    engine = make_engine(
+        run.model,
+        run.train,
+        total_updates=run.total_updates,
+        checkpoints=run.directory.checkpoints,
+        teacher=None if run.teacher is None else run.teacher.config,
+    )
     announce(run, accelerator=accelerator, chosen="model" not in given)
     try:
         if run.train.resume and _is_finished(run) and (run.directory.path / "report.html").exists():
@@ -81,13 +89,11 @@ def launch(
 
 
 def _train(run: Run, engine: Engine) -> Result:
-    if run.source is not None:
-        engine.init(run.source.read_parameters())
-    else:
-        engine.init(initial_parameters(run.model, initializer=run.train.initializer, seed=run.train.seed))
+    start = first_weights(run)
+    engine.init(start.trained, start.frozen)
     if run.train.stage != "pretrain" and not run.train.resume:
         answer_before(run, engine)
-    progress = _resume(run, engine) if run.train.resume else _start(run, engine)
+    progress = _resume(run, engine, start) if run.train.resume else _start(run, engine, start)
     if _is_finished(run):
         conclude(run, engine, "finished", step=progress.updates)
         return Result(run.directory.path, "finished", progress.updates)
@@ -126,14 +132,16 @@ def _is_finished(run: Run) -> bool:
     return any(event["kind"] == "finished" for event in read_events(run.directory.path))
 
 
-def _start(run: Run, engine: Engine) -> Progress:
+def _start(run: Run, engine: Engine, start: FirstWeights) -> Progress:
     if not run.train.resume:
         run.directory.create(run.model, run.train, run.tokenizer)
     # What a run that died before its first checkpoint has logged happens again.
     EventsLog(run.directory.path).truncate_after(-1)
     MetricsLog(run.directory.path).truncate_after(-1)
     EventsLog(run.directory.path).write("started", step=0, data=run.corpus.training_key)
-    return Progress(data=run.corpus.training_key, model=_digest(run.model))
+    if needs_reference(run):
+        compute_reference(run, engine)
+    return Progress(data=run.corpus.training_key, model=_digest(run.model), frozen=start.frozen_digest)
 
 
 def _digest(model: ModelConfig) -> str:
@@ -141,13 +149,13 @@ def _digest(model: ModelConfig) -> str:
     return hashlib.sha256(json.dumps(to_json(model), sort_keys=True).encode()).hexdigest()
 
 
-def _resume(run: Run, engine: Engine) -> Progress:
+def _resume(run: Run, engine: Engine, start: FirstWeights) -> Progress:
     path = run.directory.path
     steps = engine.saved_steps()
     events, metrics = EventsLog(path), MetricsLog(path)
     if not steps:
         say(f"{path} has no finished checkpoint; starting it from the beginning")
-        return _start(run, engine)
+        return _start(run, engine, start)
     try:
         progress = Progress.from_json(engine.restore(steps[-1]))
     except (KeyError, TypeError) as error:
@@ -162,6 +170,13 @@ def _resume(run: Run, engine: Engine) -> Progress:
         )
     if progress.model != _digest(run.model):
         raise UserError(f"the model in {path}/config.json is not the one that was trained there; restore the file")
+    if progress.frozen != start.frozen_digest:
+        raise UserError(
+            f"the weights of {run.train.teacher or run.train.init_from} changed since {path} was started; it cannot be "
+            "resumed exactly"
+        )
+    if needs_reference(run):
+        read_reference(run)
     run.directory.write_config(run.model, run.train)
     run.directory.link_best(engine.best_step())
     metrics.truncate_after(steps[-1])

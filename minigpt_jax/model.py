@@ -10,6 +10,7 @@ Parameters live outside the modules, as a dict (see minigpt_jax/initialization.p
 B batch  T time  S = B*T positions  D hidden  F ffn  V vocabulary  N query heads  K kv heads  H head size
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -18,6 +19,8 @@ from flax import nnx
 
 from minigpt_jax.attention import Kernel, attention
 from minigpt_jax.config import ModelConfig
+from minigpt_jax.dropout import dropout
+from minigpt_jax.lora import NO_ADAPTERS, LayerAdapters, adapted
 
 # --- RMSNorm ---
 
@@ -90,16 +93,20 @@ class Attention(nnx.Module):
         segment_ids: jax.Array,  # [B, T]
         cos: jax.Array,  # [B, T, 1, H/2]
         sin: jax.Array,
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> jax.Array:  # [S, D]
         batch, time = segment_ids.shape
-        query = self.q_proj(x).reshape(batch, time, self.num_heads, self.head_dim)  # [B, T, N, H]
-        key = self.k_proj(x).reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
-        value = self.v_proj(x).reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
+        query = adapted(self.q_proj, x, adapters.get("q_proj"))
+        key = adapted(self.k_proj, x, adapters.get("k_proj"))
+        value = adapted(self.v_proj, x, adapters.get("v_proj"))
+        query = query.reshape(batch, time, self.num_heads, self.head_dim)  # [B, T, N, H]
+        key = key.reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
+        value = value.reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         context = attention(query, key, value, segment_ids=segment_ids, kernel=self.kernel)
-        return self.o_proj(context.reshape(batch * time, -1))
+        return adapted(self.o_proj, context.reshape(batch * time, -1), adapters.get("o_proj"))
 
 
 # --- FeedForward ---
@@ -114,19 +121,13 @@ class FeedForward(nnx.Module):
         self.up_proj = linear(config.hidden_size, config.intermediate_size)
         self.down_proj = linear(config.intermediate_size, config.hidden_size)
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # [S, D] -> [S, D]
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __call__(self, x: jax.Array, *, adapters: LayerAdapters = NO_ADAPTERS) -> jax.Array:  # [S, D] -> [S, D]
+        gate = adapted(self.gate_proj, x, adapters.get("gate_proj"))
+        up = adapted(self.up_proj, x, adapters.get("up_proj"))
+        return adapted(self.down_proj, jax.nn.silu(gate) * up, adapters.get("down_proj"))
 
 
 # --- Block ---
-
-
-def dropout(x: jax.Array, *, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zero each element with probability `rate` and scale the rest by 1 / (1 - rate); nothing without a key."""
-    if key is None or rate == 0:
-        return x
-    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
-    return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 
 
 class Block(nnx.Module):
@@ -148,10 +149,12 @@ class Block(nnx.Module):
         sin: jax.Array,
         dropout_rate: float,
         dropout_keys: tuple[jax.Array | None, jax.Array | None],
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> jax.Array:  # [S, D]
-        branch = self.self_attn(self.input_layernorm(x), segment_ids=segment_ids, cos=cos, sin=sin)
+        normed = self.input_layernorm(x)
+        branch = self.self_attn(normed, segment_ids=segment_ids, cos=cos, sin=sin, adapters=adapters)
         x = x + dropout(branch, rate=dropout_rate, key=dropout_keys[0])
-        branch = self.mlp(self.post_attention_layernorm(x))
+        branch = self.mlp(self.post_attention_layernorm(x), adapters=adapters)
         return x + dropout(branch, rate=dropout_rate, key=dropout_keys[1])
 
 
@@ -184,8 +187,12 @@ class Transformer(nnx.Module):
         positions: jax.Array,  # int32 [B, T]
         dropout_rate: float = 0.0,
         dropout_key: jax.Array | None = None,
+        adapters: Sequence[LayerAdapters] | None = None,  # one for each layer
     ) -> jax.Array:  # [S, D]
-        """Hidden states after the last norm, in the compute dtype. Dropout acts only when a key is given."""
+        """Hidden states after the last norm, in the compute dtype. Dropout acts only when a key is given.
+
+        `adapters` are minigpt_jax/lora.py's `layer_adapters`; without them the model is itself.
+        """
         config = self.config
         num_keys = 2 * config.num_layers + 1
         keys: list[jax.Array | None] = [None] * num_keys
@@ -203,6 +210,7 @@ class Transformer(nnx.Module):
                 sin=sin,
                 dropout_rate=dropout_rate,
                 dropout_keys=(keys[2 * number], keys[2 * number + 1]),
+                adapters=NO_ADAPTERS if adapters is None else adapters[number],
             )
         return self.norm(x)
 

@@ -34,7 +34,7 @@ def make_optimizer(config: TrainConfig, *, total_updates: int) -> optax.Gradient
         b2=config.beta2,
         eps=config.adam_eps,
         weight_decay=config.weight_decay,
-        mask=decay_mask,
+        mask=decay_mask if config.decay == "matrices" else None,
     )
     rule = adamw
     if config.optimizer == "muon":

@@ -20,6 +20,10 @@ class LogWindow:
     """Sums over the micro-batches since the last logged line."""
 
     loss_sum: float = 0.0
+    loss_terms: int = 0
+    """What the loss is a mean over: supervised tokens, or pairs."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """What else the stage measures, summed over the same."""
     supervised_tokens: int = 0
     real_tokens: int = 0
     positions: int = 0
@@ -29,14 +33,24 @@ class LogWindow:
     """Supervised ones, likewise."""
     seconds: float = 0.0
 
-    def metrics(self) -> dict[str, float]:
-        """Loss, perplexity, padding and, where a time was taken, the rate; there is at least one supervised token."""
-        loss = self.loss_sum / self.supervised_tokens
-        metrics = {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, LARGEST_EXPONENT)),
-            "padding_fraction": 1 - self.real_tokens / self.positions,
-        }
+    def add(self, loss_sum: float, loss_terms: int, figures: dict[str, float]) -> None:
+        """Count a micro-batch's sums in."""
+        self.loss_sum += loss_sum
+        self.loss_terms += loss_terms
+        for name, value in figures.items():
+            self.figures[name] = self.figures.get(name, 0.0) + value
+
+    def metrics(self, *, is_of_tokens: bool) -> dict[str, float]:
+        """Loss, what else the stage measures, padding and, where a time was taken, the rate.
+
+        There is at least one supervised token. A loss over tokens has a perplexity: of its cross entropy, where that
+        is measured beside it.
+        """
+        metrics = {"loss": self.loss_sum / self.loss_terms}
+        metrics |= {name: value / self.loss_terms for name, value in self.figures.items()}
+        if is_of_tokens:
+            metrics["perplexity"] = math.exp(min(metrics.get("cross_entropy", metrics["loss"]), LARGEST_EXPONENT))
+        metrics["padding_fraction"] = 1 - self.real_tokens / self.positions
         if self.timed_tokens:
             metrics["tokens_per_second"] = self.timed_tokens / self.seconds
             if self.supervised_tokens < self.real_tokens:
@@ -52,6 +66,8 @@ class Progress:
     """Key of the training data; a resumed run needs the same."""
     model: str
     """Digest of the model's shape; likewise."""
+    frozen: str = ""
+    """Digest of the weights that are not trained; likewise. Empty where there are none."""
     micro_batches: int = 0
     """Micro-batches taken from the data: the position to resume at."""
     accumulated: int = 0

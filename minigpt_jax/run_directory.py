@@ -13,9 +13,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from minigpt_jax.config import Backend, ModelConfig, TrainConfig, from_json, read_json_object, to_json
+from minigpt_jax.config import Backend, ModelConfig, TrainConfig
+from minigpt_jax.config_json import from_json, to_json
 from minigpt_jax.errors import UserError
-from minigpt_jax.files import replace_file
+from minigpt_jax.files import read_json_object, replace_file
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer
 from minigpt_jax.tracking import read_metrics
 
@@ -206,8 +207,8 @@ def resumed_config(stored: TrainConfig, asked: TrainConfig, given: Collection[st
         if was != now:
             flag = "--" + name.replace("_", "-")
             raise UserError(
-                f"{where} was started with {flag} {_shown(was)}, not {_shown(now)}: leave {flag} out to resume it, "
-                "or start a new run with --init-from"
+                f"{where} was started with {flag} {_shown(was)}, not {_shown(now)}: leave {flag} out to resume it, or "
+                "the --config or --recipe that sets it, or start a new run with --init-from"
             )
     changes = {name: getattr(asked, name) for name in given if name in may_change - {"out"}}
     return dataclasses.replace(stored, **changes)

@@ -31,9 +31,8 @@ from minigpt_jax.byte_level import (
     token_bytes_of,
 )
 from minigpt_jax.chat_template import ChatTemplate
-from minigpt_jax.config import read_json_object
 from minigpt_jax.errors import UserError
-from minigpt_jax.files import replace_file
+from minigpt_jax.files import read_json_object, replace_file
 
 PAD, BOS, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

@@ -24,8 +24,14 @@ from minigpt_jax.files import replace_file
 METRIC_NAMES = (
     "step",  # optimizer updates made so far
     "epoch",  # passes over the training data, with a fraction
-    "loss",  # nats per supervised token, over the updates since the last line
-    "perplexity",  # exp(loss)
+    "loss",  # nats per supervised token, or per pair in dpo, over the updates since the last line
+    "perplexity",  # exp(loss), or exp(cross_entropy) in distill; none in dpo
+    "cross_entropy",  # distill: nats per supervised token, a part of the loss
+    "divergence",  # distill: KL from the teacher, at the temperature, the other part
+    "reward_accuracy",  # dpo: part of the pairs whose chosen answer has the higher reward
+    "reward_margin",  # dpo: reward of the chosen answer minus that of the rejected one
+    "chosen_reward",  # dpo: beta * (log-probability now - under the reference)
+    "rejected_reward",  # dpo
     "learning_rate",
     "grad_norm",  # global norm before clipping
     "tokens",  # real tokens read since the run began, padding excluded
@@ -36,8 +42,14 @@ METRIC_NAMES = (
     "model_flops_utilization",  # model FLOP/s / FLOP/s of a matrix product on this device
     "device_memory_bytes",
     "skipped_steps",  # micro-batches that changed nothing: not finite, or nothing supervised
-    "val_loss",  # nats per supervised token
-    "val_bits_per_byte",
+    "val_loss",  # as loss, on the validation data; so are the following
+    "val_bits_per_byte",  # not in dpo
+    "val_cross_entropy",
+    "val_divergence",
+    "val_reward_accuracy",
+    "val_reward_margin",
+    "val_chosen_reward",
+    "val_rejected_reward",
     "wall_seconds",  # since the run began, pauses between resumes excluded
 )
 

@@ -1,4 +1,4 @@
-"""The command line of scripts/train.py: options, a config file beneath them, and MiniMind's names for them.
+"""The command line of scripts/train.py: options, beneath them a config file and a recipe, and MiniMind's names.
 
 Framework-free.
 """
@@ -7,13 +7,21 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minigpt_jax.cli import parse
-from minigpt_jax.config import TrainConfig, from_json, read_json_object
+from minigpt_jax.config import Stage, TrainConfig
+from minigpt_jax.config_json import from_json
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import read_json_object
+from minigpt_jax.recipes import RecipeName, recipe_fields
+from minigpt_jax.run_directory import existing_run_directory
 
 MINIMIND_NAMES = {"--data-path": "--data", "--num-hidden-layers": "--num-layers"}
 """MiniMind's names of options that take the same value here."""
+
+LENGTHS = {"steps", "epochs"}
+"""Options of which one replaces the other where it stands higher."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,12 @@ class TrainCommand(TrainConfig):
 
     config: str | None = None
     """A JSON file with any of these options by name (underscores); the command line overrides it."""
+    recipe: RecipeName = "default"
+    """A set of options from elsewhere, beneath --config and the command line; docs/recipes.md has every value.
+    default: none, what fits the machine and the data. minimind: as the released MiniMind of late 2025 was trained,
+    its schedule from 1.1 times the rate among it. writeup-a: a write-up's 1000 updates of 4 x 4 rows with decay 0.01.
+    writeup-b: rate 6e-4, decay 0.1, Xavier weights, adapters of rank 8. writeup-c: 8 padded rows, a checkpoint and a
+    validation every 50 updates."""
     dry_run: bool = False
     """Print parameters, memory and time expected, and stop."""
     json: str | None = None
@@ -51,20 +65,37 @@ def read_command_line(arguments: list[str]) -> Request:
     given = {argument[2:].split("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--")}
     given |= {name.removeprefix("no_") for name in given}
     command = parse(TrainCommand, arguments)
-    if command.config is not None:
-        fields = read_json_object(Path(command.config))
-        base = dataclasses.asdict(from_json(TrainConfig, fields, where=command.config))
-        # One of the two lengths on the command line replaces the other one in the file.
-        if given & {"steps", "epochs"}:
-            base |= {"steps": None, "epochs": None}
+    beneath, stage = _beneath(command, given)
+    if beneath:
+        where = command.config or f"--recipe {command.recipe}"
+        base = dataclasses.asdict(from_json(TrainConfig, {**beneath, "stage": stage}, where=where))
+        if given & LENGTHS:
+            base |= dict.fromkeys(LENGTHS)
         command = parse(TrainCommand, arguments, default=TrainCommand(**base))
-        given |= set(fields)
+        given |= set(beneath)
     for name in ("data", "val_data"):
         if name in given and not getattr(command, name):
             raise UserError(f"--{name.replace('_', '-')} names no file")
     if command.json is not None and not command.dry_run:
         raise UserError("--json writes the figures of --dry-run; add --dry-run, or leave it out")
     return Request(command, frozenset(given & {field.name for field in dataclasses.fields(TrainConfig)}))
+
+
+def _beneath(command: TrainCommand, given: set[str]) -> tuple[dict[str, Any], Stage]:
+    """What the config file and, beneath it, the recipe set, and the stage of the run."""
+    fields = {} if command.config is None else read_json_object(Path(command.config))
+    stage = command.stage if "stage" in given else fields.get("stage", command.stage)
+    if command.recipe == "default":
+        return fields, stage
+    if command.resume and "stage" not in given | set(fields):
+        # The run knows its stage, so nobody has to name it again.
+        _, stored = existing_run_directory(command.out).read_config()
+        stage = stored.stage
+    stage = from_json(TrainConfig, {"stage": stage}, where=command.config or "--stage").stage
+    recipe = recipe_fields(command.recipe, stage)
+    if set(fields) & LENGTHS:
+        recipe = {name: value for name, value in recipe.items() if name not in LENGTHS}
+    return {**recipe, **fields}, stage
 
 
 def _own_names(arguments: list[str]) -> Iterator[str]:

@@ -15,27 +15,18 @@ import optax
 from flax import nnx
 
 from minigpt_jax.config import TrainConfig
-from minigpt_jax.loss import next_token_loss
 from minigpt_jax.model import Transformer
+from minigpt_jax.objective import BatchArrays, LossSums, make_objective
 from minigpt_jax.optimizer import accumulate, augmented, flush, make_optimizer, make_schedule
 
 Tree = Any
-
-
-class BatchArrays(NamedTuple):
-    """One micro-batch on the device: five [B, T] arrays, as minigpt_jax/data/batching.py makes them."""
-
-    tokens: jax.Array
-    targets: jax.Array
-    loss_weights: jax.Array
-    segment_ids: jax.Array
-    positions: jax.Array
 
 
 class TrainState(NamedTuple):
     """Everything that training changes."""
 
     parameters: Tree
+    """What is trained: the model's parameters, or its adapters."""
     opt_state: optax.MultiStepsState
     learning_rate_scale: jax.Array
 
@@ -44,16 +35,18 @@ class StepMetrics(NamedTuple):
     """What one micro-batch reports; scalars on the device until somebody reads them."""
 
     loss_sum: jax.Array
+    loss_terms: jax.Array
     supervised_tokens: jax.Array
+    figures: dict[str, jax.Array]
     skipped: jax.Array
     updates: jax.Array
     grad_norm: jax.Array
     learning_rate: jax.Array
 
 
-TrainStep = Callable[[TrainState, BatchArrays, jax.Array], tuple[TrainState, StepMetrics]]
+TrainStep = Callable[..., tuple[TrainState, StepMetrics]]
 FlushStep = Callable[[TrainState], tuple[TrainState, jax.Array]]
-EvalStep = Callable[[Tree, BatchArrays], tuple[jax.Array, jax.Array]]
+EvalStep = Callable[..., LossSums]
 
 
 def init_state(parameters: Tree, config: TrainConfig, *, total_updates: int) -> TrainState:
@@ -64,48 +57,33 @@ def init_state(parameters: Tree, config: TrainConfig, *, total_updates: int) -> 
     return TrainState(parameters, window.init(augmented(parameters)), jnp.ones((), dtype))
 
 
-def summed_loss(
+def make_train_step(
     graph: nnx.GraphDef[Transformer],
-    parameters: Tree,
-    batch: BatchArrays,
+    config: TrainConfig,
     *,
-    dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
-    sparse: bool = False,
-) -> jax.Array:
-    """The loss of a micro-batch summed over its supervised tokens, in nats; `sparse` as in `next_token_loss`."""
-    model = nnx.merge(graph, parameters)
-    hidden = model(
-        batch.tokens,
-        segment_ids=batch.segment_ids,
-        positions=batch.positions,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-    )
-    targets, loss_weights = batch.targets.reshape(-1), batch.loss_weights.reshape(-1)
-    return next_token_loss(hidden, model.head, targets, loss_weights, sparse=sparse)
+    total_updates: int,
+    teacher: nnx.GraphDef[Transformer] | None = None,
+) -> TrainStep:
+    """The compiled step: (state, micro-batch, dropout key, frozen parameters or None) -> (state, metrics).
 
-
-def make_train_step(graph: nnx.GraphDef[Transformer], config: TrainConfig, *, total_updates: int) -> TrainStep:
-    """The compiled step. It takes the state (donated), a micro-batch, and the micro-batch's dropout key."""
+    The state is donated. What is frozen is the base in lora, the teacher in distill, and in dpo the reference where its
+    log-probabilities are not in the batch.
+    """
+    objective = make_objective(graph, config, teacher=teacher)
+    drops = config.dropout > 0 or (config.stage == "lora" and config.lora.dropout > 0)
     optimizer = make_optimizer(config, total_updates=total_updates)
     schedule = make_schedule(config, total_updates=total_updates)
 
-    def step(state: TrainState, batch: BatchArrays, dropout_key: jax.Array) -> tuple[TrainState, StepMetrics]:
-        def loss_of(parameters: Tree) -> jax.Array:
-            return summed_loss(
-                graph,
-                parameters,
-                batch,
-                dropout_rate=config.dropout,
-                dropout_key=dropout_key if config.dropout else None,
-                sparse=config.has_unlearned_tokens,
-            )
+    def step(
+        state: TrainState, batch: BatchArrays, dropout_key: jax.Array, frozen: Tree = None
+    ) -> tuple[TrainState, StepMetrics]:
+        def loss_of(trained: Tree) -> tuple[jax.Array, LossSums]:
+            sums = objective(trained, frozen, batch, dropout_key if drops else None)
+            return sums.loss, sums
 
-        loss_sum, gradients = jax.value_and_grad(loss_of)(state.parameters)
-        supervised = jnp.sum(batch.loss_weights)
+        (loss_sum, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.parameters)
         # A loss that is not finite must reject the micro-batch even where every gradient is finite.
-        tokens = jnp.where(jnp.isfinite(loss_sum), supervised, jnp.nan)
+        tokens = jnp.where(jnp.isfinite(loss_sum), sums.terms, jnp.nan)
         window = accumulate(optimizer, accumulation_steps=config.accumulation_steps, dtype=loss_sum.dtype)
         before = state.opt_state
         updates, opt_state = window.update(augmented(gradients, tokens), before, augmented(state.parameters))
@@ -114,7 +92,9 @@ def make_train_step(graph: nnx.GraphDef[Transformer], config: TrainConfig, *, to
         skipped = (after.mini_step == before.mini_step) & (after.gradient_step == before.gradient_step)
         metrics = StepMetrics(
             loss_sum=loss_sum,
-            supervised_tokens=supervised,
+            loss_terms=sums.terms,
+            supervised_tokens=jnp.sum(batch.loss_weights),
+            figures=sums.figures,
             skipped=skipped,
             updates=after.gradient_step,
             grad_norm=optax.tree.get(after.inner_opt_state, "grad_norm"),
@@ -137,12 +117,14 @@ def make_flush_step(config: TrainConfig, *, total_updates: int) -> FlushStep:
     return jax.jit(step, donate_argnums=0)
 
 
-def make_eval_step(graph: nnx.GraphDef[Transformer], config: TrainConfig) -> EvalStep:
-    """Compiled (parameters, batch) -> (summed loss in nats, supervised tokens)."""
+def make_eval_step(
+    graph: nnx.GraphDef[Transformer], config: TrainConfig, *, teacher: nnx.GraphDef[Transformer] | None = None
+) -> EvalStep:
+    """Compiled (trained parameters, batch, frozen parameters or None) -> sums, without dropout."""
+    objective = make_objective(graph, config, teacher=teacher)
 
-    def step(parameters: Tree, batch: BatchArrays) -> tuple[jax.Array, jax.Array]:
-        loss = summed_loss(graph, parameters, batch, sparse=config.has_unlearned_tokens)
-        return loss, jnp.sum(batch.loss_weights)
+    def step(trained: Tree, batch: BatchArrays, frozen: Tree = None) -> LossSums:
+        return objective(trained, frozen, batch, None)
 
     return jax.jit(step)
 

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.console import RunConsole
 from minigpt_jax.cost import peak_memory_bytes, training_flops_per_token
@@ -36,8 +39,12 @@ class StepReport:
     """The numbers of one micro-batch."""
 
     loss_sum: float
-    """Loss in nats, summed over the supervised tokens."""
+    """Loss in nats, summed over the supervised tokens, or over the pairs in dpo."""
+    loss_terms: int
+    """How many of them there were."""
     supervised_tokens: int
+    figures: dict[str, float]
+    """What else the stage measures, summed over the same, by its name in metrics.jsonl."""
     skipped: bool
     """The micro-batch changed nothing: its loss or gradient was not finite, or it had no supervised token."""
     updates: int
@@ -47,15 +54,25 @@ class StepReport:
     learning_rate: float
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Sums over what was evaluated; the fields are those of `StepReport`."""
+
+    loss_sum: float
+    loss_terms: int
+    figures: dict[str, float]
+
+
 class Engine(Protocol):
     """Trains one model on a device; minigpt_jax/engine.py has the JAX one and says what each method does."""
 
-    def init(self, parameters: dict[str, Any]) -> None: ...  # noqa: D102
+    def init(self, trained: dict[str, Any], frozen: dict[str, Any] | None = None) -> None: ...  # noqa: D102
+    def log_probabilities(self, batches: Iterable[Batch]) -> list[NDArray[np.float64]]: ...  # noqa: D102
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]: ...  # noqa: D102
     def train_step(self, batch: Batch) -> Any: ...  # noqa: D102
     def read(self, handles: Sequence[Any]) -> list[StepReport]: ...  # noqa: D102
     def flush(self) -> float | None: ...  # noqa: D102
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]: ...  # noqa: D102
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation: ...  # noqa: D102
     def save(self, step: int, *, progress: dict[str, Any], val_loss: float | None) -> None: ...  # noqa: D102
     def restore(self, step: int) -> dict[str, Any]: ...  # noqa: D102
     def saved_steps(self) -> list[int]: ...  # noqa: D102
@@ -181,7 +198,7 @@ class Trainer:
             progress.tokens += batch.num_real
             progress.supervised_tokens += report.supervised_tokens
             progress.grad_norm, progress.learning_rate = report.grad_norm, report.learning_rate
-            window.loss_sum += report.loss_sum
+            window.add(report.loss_sum, report.loss_terms, report.figures)
             window.supervised_tokens += report.supervised_tokens
             window.real_tokens += batch.num_real
             window.positions += batch.tokens.size
@@ -258,7 +275,7 @@ class Trainer:
         window, self.progress.window = self.progress.window, LogWindow()
         if window.supervised_tokens == 0:
             return {}
-        metrics = window.metrics()
+        metrics = window.metrics(is_of_tokens=self.train.stage != "dpo")
         metrics |= {"learning_rate": self.progress.learning_rate, "grad_norm": self.progress.grad_norm}
         if "tokens_per_second" in metrics:
             supervised = window.supervised_tokens / window.real_tokens
@@ -280,12 +297,13 @@ class Trainer:
         }
         val_loss = None
         if validate and self.validation is not None:
-            loss_sum, tokens = self.engine.evaluate(load_batches(self.validation))
-            val_loss = loss_sum / tokens
-            line |= {
-                "val_loss": val_loss,
-                "val_bits_per_byte": loss_sum / math.log(2) / self.validation_bytes,
-            }
+            found = self.engine.evaluate(load_batches(self.validation))
+            val_loss = found.loss_sum / found.loss_terms
+            line["val_loss"] = val_loss
+            line |= {f"val_{name}": value / found.loss_terms for name, value in found.figures.items()}
+            if self.validation_bytes:
+                nats = found.figures.get("cross_entropy", found.loss_sum)
+                line["val_bits_per_byte"] = nats / math.log(2) / self.validation_bytes
             if progress.best_val_loss is None or val_loss < progress.best_val_loss:
                 progress.best_val_loss = val_loss
         progress.wall_seconds += self._seconds_since_last_mark()

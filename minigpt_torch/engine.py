@@ -5,32 +5,36 @@ what that of the twin, minigpt_jax/engine.py, does; steps are eager, so `read` h
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from minigpt_jax.adapter_tree import merge
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.data.batching import Batch
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.checkpoints import TREES, SafetensorsStore
-from minigpt_jax.formats.names import map_leaves
-from minigpt_jax.trainer import StepReport
+from minigpt_jax.formats.names import flatten, map_leaves, unflatten
+from minigpt_jax.trainer import Evaluation, StepReport
 from minigpt_torch.generate import greedy
+from minigpt_torch.lora import adapter_tensors
+from minigpt_torch.model import Transformer
+from minigpt_torch.objective import NO_MASKS, BatchTensors, batch_tensors, log_probabilities
 from minigpt_torch.train_step import (
-    BatchTensors,
     StepMetrics,
     TrainState,
-    batch_tensors,
     draw_dropout_masks,
     evaluate,
     flush,
     init_state,
     train_step,
 )
-from minigpt_torch.weights import as_own, as_tree, make_model, parameters_of
+from minigpt_torch.weights import as_array, as_own, as_tensor, as_tree, make_model, parameters_of
 
 
 def find_device() -> torch.device:
@@ -66,35 +70,53 @@ class TorchEngine:
         train: the resolved configuration of the run.
         total_updates: length of the schedule.
         checkpoints: where checkpoints are written and read.
+        teacher: in distill, the teacher's shape.
 
     Raises:
         UserError: an option that this engine does not have.
     """
 
-    def __init__(self, model: ModelConfig, train: TrainConfig, *, total_updates: int, checkpoints: Path):
+    def __init__(
+        self,
+        model: ModelConfig,
+        train: TrainConfig,
+        *,
+        total_updates: int,
+        checkpoints: Path,
+        teacher: ModelConfig | None = None,
+    ):
         if train.optimizer != "adamw":
             raise UserError(f"--optimizer {train.optimizer} needs --backend jax; the PyTorch engine has adamw")
         self.device = find_device()
         if self.device.type == "mps" and train.dtype == "float64":
             raise UserError("--dtype float64 does not run on Apple's MPS; choose float32, or --backend jax")
-        self._model, self._train, self._total_updates = model, train, total_updates
+        self._model, self._teacher, self._train, self._total_updates = model, teacher, train, total_updates
         self._dtype: torch.dtype = getattr(torch, train.dtype or "float32")
         self._store = SafetensorsStore(checkpoints, keep=train.keep_checkpoints)
         self._state: TrainState | None = None
 
     # --- state ---
 
-    def init(self, parameters: dict[str, Any]) -> None:
-        """Start from these NumPy parameters, with empty moments."""
+    def init(self, trained: dict[str, Any], frozen: dict[str, Any] | None = None) -> None:
+        """Start from these NumPy parameters, with empty moments.
+
+        Args:
+            trained: the model's parameters, or adapters in lora.
+            frozen: what is not trained: the base in lora, the teacher in distill, the reference in dpo.
+        """
         high = np.float64 if self._dtype == torch.float64 else np.float32
-        model = make_model(
-            self._model,
-            map_leaves(lambda leaf: leaf.astype(high), parameters),
-            dtype=self._dtype,
-            kernel="fused",
-            device=self.device,
-        )
-        self._state = init_state(model, self._train)
+
+        def make(shape: ModelConfig, parameters: dict[str, Any]) -> Transformer:
+            cast = map_leaves(lambda leaf: leaf.astype(high), parameters)
+            return make_model(shape, cast, dtype=self._dtype, kernel="fused", device=self.device)
+
+        if self._train.stage == "lora":
+            assert frozen is not None
+            adapters = adapter_tensors(map_leaves(lambda leaf: leaf.astype(high), trained), device=self.device)
+            self._state = init_state(make(self._model, frozen), self._train, adapters=adapters)
+        else:
+            other = None if frozen is None else make(self._teacher or self._model, frozen)
+            self._state = init_state(make(self._model, trained), self._train, frozen=other)
 
     @property
     def state(self) -> TrainState:
@@ -110,15 +132,13 @@ class TorchEngine:
 
     def train_step(self, batch: Batch) -> StepMetrics:
         """Train on one micro-batch."""
-        masks = None
-        if self._train.dropout:
+        masks = NO_MASKS
+        if self._train.dropout or self._train.stage == "lora":
             # The seed depends on the micro-batch's own number alone, so that a resumed run draws the same masks.
             numbers = [self._train.seed, self._train.stage_number, batch.index]
             seed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
             generator = torch.Generator(self.device).manual_seed(seed)
-            masks = draw_dropout_masks(
-                self._model, rate=self._train.dropout, num_positions=batch.tokens.size, generator=generator
-            )
+            masks = draw_dropout_masks(self._model, self._train, num_positions=batch.tokens.size, generator=generator)
         return train_step(
             self.state,
             self._tensors(batch),
@@ -132,7 +152,9 @@ class TorchEngine:
         return [
             StepReport(
                 loss_sum=metrics.loss_sum,
+                loss_terms=int(metrics.loss_terms),
                 supervised_tokens=int(metrics.supervised_tokens),
+                figures=metrics.figures,
                 skipped=metrics.skipped,
                 updates=metrics.updates,
                 grad_norm=metrics.grad_norm,
@@ -152,14 +174,28 @@ class TorchEngine:
             return None
         return flush(self.state, self._train, total_updates=self._total_updates)
 
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Summed loss in nats and number of predictions over `batches`."""
-        results = [evaluate(self.state.model, self._tensors(batch), self._train) for batch in batches]
-        return sum(loss for loss, _ in results), sum(int(tokens) for _, tokens in results)
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """What the stage measures, summed over `batches`."""
+        parts = [evaluate(self.state, self._tensors(batch), self._train) for batch in batches]
+        return Evaluation(
+            sum(part.loss.item() for part in parts),
+            sum(int(part.terms) for part in parts),
+            {name: sum(part.figures[name].item() for part in parts) for name in parts[0].figures},
+        )
+
+    @torch.no_grad()
+    def log_probabilities(self, batches: Iterable[Batch]) -> list[NDArray[np.float64]]:
+        """Log-probability of each row's answer under the model as it is now; [B] for each batch."""
+        rows = [log_probabilities(self.state.model, self._tensors(batch)) for batch in batches]
+        return [as_array(each).astype(np.float64) for each in rows]
 
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:
         """The greedy continuation of each prompt, up to and without `stop_id`."""
-        return greedy(self.state.model, prompts, max_new_tokens=max_new_tokens, stop_id=stop_id)
+        model = self.state.model
+        if self._train.stage == "lora":
+            merged = merge(parameters_of(model), trees_of(self.state)["parameters"], self._train.lora)
+            model = make_model(self._model, merged, dtype=self._dtype, kernel="fused", device=self.device)
+        return greedy(model, prompts, max_new_tokens=max_new_tokens, stop_id=stop_id)
 
     # --- checkpoints ---
 
@@ -171,15 +207,9 @@ class TorchEngine:
         """Continue from checkpoint `step`; returns the progress saved with it. `init` came first."""
         like = trees_of(self.state)
         loaded = {name: self._store.load(step, name, like[name]) for name in TREES}
-        self._take_parameters(loaded["parameters"])
+        take_trained(self.state, loaded["parameters"])
         take_optimizer(self.state, loaded["optimizer"])
         return self._store.progress(step)
-
-    def _take_parameters(self, tree: dict[str, Any]) -> None:
-        own = as_own(tree, self._model, device=self.device)
-        with torch.no_grad():
-            for name, parameter in self.state.model.named_parameters():
-                parameter.copy_(own[name])
 
     def saved_steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
@@ -217,27 +247,27 @@ class TorchEngine:
         )
 
     def _tensors(self, batch: Batch) -> BatchTensors:
-        arrays = (batch.tokens, batch.targets, batch.loss_weights, batch.segment_ids, batch.positions)
+        arrays = (
+            batch.tokens, batch.targets, batch.loss_weights, batch.segment_ids, batch.positions, batch.reference
+        )  # fmt: skip
         return batch_tensors(arrays, device=self.device)
 
 
 def trees_of(state: TrainState) -> dict[str, Any]:
     """The two trees of a checkpoint, in the layout of minigpt_jax/formats/checkpoints.py."""
-    parameters = dict(state.model.named_parameters())
-    config = state.model.config
 
     def moment(name: str) -> dict[str, Any]:
         # Before the first update the optimizer has no slots yet: they are zero.
-        slots = {own: state.optimizer.state[p].get(name, torch.zeros_like(p)) for own, p in parameters.items()}
-        return as_tree(slots, config)
+        slots = {own: state.optimizer.state[p].get(name, torch.zeros_like(p)) for own, p in state.trained.items()}
+        return _tree(state, slots)
 
-    real = parameters["norm.weight"].detach().cpu().numpy().dtype
+    real = as_array(next(iter(state.trained.values()))).dtype
     return {
-        "parameters": parameters_of(state.model),
+        "parameters": _tree(state, state.trained),
         "optimizer": {
             "first_moment": moment("exp_avg"),
             "second_moment": moment("exp_avg_sq"),
-            "gradient_sums": as_tree(state.sums, config),
+            "gradient_sums": _tree(state, state.sums),
             "token_sum": np.asarray(state.tokens, real),
             "micro_steps": np.asarray(state.micro_steps, np.int32),
             "updates": np.asarray(state.updates, np.int32),
@@ -247,18 +277,39 @@ def trees_of(state: TrainState) -> dict[str, Any]:
     }
 
 
+def take_trained(state: TrainState, tree: dict[str, Any]) -> None:
+    """Continue with the parameters of a checkpoint, or its adapters."""
+    own = _own(state, tree)
+    with torch.no_grad():
+        for name, parameter in state.trained.items():
+            parameter.copy_(own[name])
+
+
 def take_optimizer(state: TrainState, tree: dict[str, Any]) -> None:
     """Continue with the optimizer's part of a checkpoint."""
-    config, parameters = state.model.config, dict(state.model.named_parameters())
-    device = parameters["norm.weight"].device
-    slots = {name: as_own(tree[name], config, device=device) for name in ("first_moment", "second_moment")}
-    for name, parameter in parameters.items():
+    slots = {name: _own(state, tree[name]) for name in ("first_moment", "second_moment")}
+    for name, parameter in state.trained.items():
         state.optimizer.state[parameter] = {
             "step": torch.tensor(float(tree["updates"])),
             "exp_avg": slots["first_moment"][name],
             "exp_avg_sq": slots["second_moment"][name],
         }
-    state.sums = as_own(tree["gradient_sums"], config, device=device)
+    state.sums = _own(state, tree["gradient_sums"])
     state.tokens, state.micro_steps = float(tree["token_sum"]), int(tree["micro_steps"])
     state.updates, state.grad_norm = int(tree["updates"]), float(tree["grad_norm"])
     state.learning_rate_scale = float(tree["learning_rate_scale"])
+
+
+def _tree(state: TrainState, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The tree of arrays from one tensor for each name of `trained`."""
+    if state.models.adapters is None:
+        return as_tree(tensors, state.model.config)
+    return unflatten({path: as_array(tensor) for path, tensor in tensors.items()})
+
+
+def _own(state: TrainState, tree: dict[str, Any]) -> dict[str, Tensor]:
+    """One tensor for each name of `trained`, from a tree of arrays."""
+    device = next(iter(state.trained.values())).device
+    if state.models.adapters is None:
+        return as_own(tree, state.model.config, device=device)
+    return {path: as_tensor(array, device) for path, array in flatten(tree).items()}

@@ -1,7 +1,6 @@
 """Next-token cross entropy that never holds all logits.
 
-Logits are made for a chunk of positions at a time and made again in the backward pass; from the logits on everything
-is at least float32. Its twin, minigpt_jax/loss.py, takes both gradients in the forward pass instead.
+minigpt_torch/chunks.py makes logits for a chunk of positions at a time. Its twin is minigpt_jax/loss.py.
 
 S positions  C positions of one chunk  D hidden  V vocabulary
 """
@@ -9,7 +8,8 @@ S positions  C positions of one chunk  D hidden  V vocabulary
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+
+from minigpt_torch.chunks import chunk_logits, over_chunks
 
 CHUNK = 1024
 """Positions whose logits exist at one time."""
@@ -42,20 +42,18 @@ def next_token_loss(
         supervised = loss_weights != 0
         hidden, targets, loss_weights = hidden[supervised], targets[supervised], loss_weights[supervised]
     high = torch.promote_types(hidden.dtype, torch.float32)
-    cast_head = head.to(hidden.dtype)
     total = torch.zeros((), dtype=high, device=hidden.device)
-    # Without a supervised position the one chunk is empty: its sum is 0, and so is every gradient.
-    for start in range(0, max(1, hidden.shape[0]), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        parts = hidden[chunk], cast_head, targets[chunk], loss_weights[chunk].to(high)
-        loss = checkpoint(_chunk_loss, *parts, use_reentrant=False)
-        assert isinstance(loss, Tensor)
+    positions, constants = (hidden, targets, loss_weights.to(high)), (head.to(hidden.dtype),)
+    for loss in over_chunks(_chunk_loss, CHUNK, positions=positions, constants=constants):
         total = total + loss
     return total
 
 
-def _chunk_loss(hidden: Tensor, head: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
-    """The chunk's summed loss. hidden [C, D], head [V, D], targets [C], loss_weights [C]."""
-    logits = torch.einsum("cd,vd->cv", hidden.to(loss_weights.dtype), head.to(loss_weights.dtype))
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    return torch.sum(loss_weights * losses)
+def _chunk_loss(hidden: Tensor, targets: Tensor, loss_weights: Tensor, head: Tensor) -> Tensor:
+    """The chunk's summed loss. hidden [C, D], targets [C], loss_weights [C], head [V, D]."""
+    return torch.sum(loss_weights * token_losses(chunk_logits(hidden, head), targets))
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of each position [C], in nats. logits [C, V], targets [C]."""
+    return F.cross_entropy(logits, targets, reduction="none")

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from minigpt_jax.config import ModelConfig
 from minigpt_torch.attention import Kernel, attention
+from minigpt_torch.dropout import dropout
+from minigpt_torch.lora import NO_ADAPTERS, LayerAdapters, adapted
 
 # --- RMSNorm ---
 
@@ -96,16 +98,20 @@ class Attention(nn.Module):
         segment_ids: Tensor,  # [B, T]
         cos: Tensor,  # [B, T, 1, H/2]
         sin: Tensor,
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> Tensor:  # [S, D]
         batch, time = segment_ids.shape
-        query = self.q_proj(x).reshape(batch, time, self.num_heads, self.head_dim)  # [B, T, N, H]
-        key = self.k_proj(x).reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
-        value = self.v_proj(x).reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
+        query = adapted(self.q_proj, x, adapters.get("q_proj"))
+        key = adapted(self.k_proj, x, adapters.get("k_proj"))
+        value = adapted(self.v_proj, x, adapters.get("v_proj"))
+        query = query.reshape(batch, time, self.num_heads, self.head_dim)  # [B, T, N, H]
+        key = key.reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
+        value = value.reshape(batch, time, self.num_kv_heads, self.head_dim)  # [B, T, K, H]
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         context = attention(query, key, value, segment_ids=segment_ids, kernel=self.kernel)
-        return self.o_proj(context.reshape(batch * time, -1))
+        return adapted(self.o_proj, context.reshape(batch * time, -1), adapters.get("o_proj"))
 
 
 # --- FeedForward ---
@@ -120,18 +126,13 @@ class FeedForward(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:  # [S, D] -> [S, D]
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, *, adapters: LayerAdapters = NO_ADAPTERS) -> Tensor:  # [S, D] -> [S, D]
+        gate = adapted(self.gate_proj, x, adapters.get("gate_proj"))
+        up = adapted(self.up_proj, x, adapters.get("up_proj"))
+        return adapted(self.down_proj, F.silu(gate) * up, adapters.get("down_proj"))
 
 
 # --- Block ---
-
-
-def dropout(x: Tensor, *, rate: float, keep: Tensor | None) -> Tensor:
-    """Zero each element where `keep` is False and scale the rest by 1 / (1 - rate); nothing without a mask."""
-    if keep is None or rate == 0:
-        return x
-    return torch.where(keep, x / (1 - rate), 0).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -154,10 +155,12 @@ class Block(nn.Module):
         sin: Tensor,
         dropout_rate: float,
         dropout_masks: tuple[Tensor | None, Tensor | None],
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> Tensor:  # [S, D]
-        branch = self.self_attn(self.input_layernorm(x), segment_ids=segment_ids, cos=cos, sin=sin)
+        normed = self.input_layernorm(x)
+        branch = self.self_attn(normed, segment_ids=segment_ids, cos=cos, sin=sin, adapters=adapters)
         x = x + dropout(branch, rate=dropout_rate, keep=dropout_masks[0])
-        branch = self.mlp(self.post_attention_layernorm(x))
+        branch = self.mlp(self.post_attention_layernorm(x), adapters=adapters)
         return x + dropout(branch, rate=dropout_rate, keep=dropout_masks[1])
 
 
@@ -190,8 +193,12 @@ class Transformer(nn.Module):
         positions: Tensor,  # int64 [B, T]
         dropout_rate: float = 0.0,
         dropout_masks: Sequence[Tensor] | None = None,  # 2 * layers + 1 of bool [S, D]
+        adapters: Sequence[LayerAdapters] | None = None,  # one for each layer
     ) -> Tensor:  # [S, D]
-        """Hidden states after the last norm, in the compute dtype. Dropout acts only when masks are given."""
+        """Hidden states after the last norm, in the compute dtype. Dropout acts only when masks are given.
+
+        `adapters` are minigpt_torch/lora.py's `layer_adapters`; without them the model is itself.
+        """
         config = self.config
         masks: list[Tensor | None] = [None] * (2 * config.num_layers + 1)
         if dropout_masks is not None:
@@ -208,6 +215,7 @@ class Transformer(nn.Module):
                 sin=sin,
                 dropout_rate=dropout_rate,
                 dropout_masks=(masks[2 * number], masks[2 * number + 1]),
+                adapters=NO_ADAPTERS if adapters is None else adapters[number],
             )
         return self.norm(x)
 

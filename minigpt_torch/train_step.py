@@ -7,48 +7,32 @@ B batch  T time  S = B*T positions  D hidden
 """
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from minigpt_jax.config import ModelConfig, TrainConfig
-from minigpt_torch.loss import next_token_loss
+from minigpt_jax.formats.names import flatten
+from minigpt_torch.lora import draw_adapter_masks
 from minigpt_torch.model import Transformer
+from minigpt_torch.objective import NO_MASKS, BatchTensors, DropoutMasks, LossSums, Models, objective
 from minigpt_torch.optimizer import clip_by_global_norm, learning_rate, make_optimizer, set_learning_rate
-from minigpt_torch.weights import as_tensor
-
-
-class BatchTensors(NamedTuple):
-    """One micro-batch on the device: five [B, T] tensors, as minigpt_jax/data/batching.py makes them."""
-
-    tokens: Tensor
-    targets: Tensor
-    loss_weights: Tensor
-    segment_ids: Tensor
-    positions: Tensor
-
-
-def batch_tensors(arrays: Iterable[Any], *, device: str | torch.device = "cpu") -> BatchTensors:
-    """Five NumPy arrays [B, T] as tensors with memory of their own; ids become int64, as PyTorch's look-ups want."""
-    return BatchTensors(
-        *(as_tensor(array if array.dtype.kind == "f" else array.astype(np.int64), device) for array in arrays)
-    )
 
 
 @dataclass
 class TrainState:
-    """Everything that training changes."""
+    """Everything that training changes, and the models beside it."""
 
-    model: Transformer
+    models: Models
+    trained: dict[str, Tensor]
+    """What is trained, by name: the model's parameters, or its adapters."""
     optimizer: torch.optim.Optimizer
     sums: dict[str, Tensor]
-    """Summed gradients of the unfinished window, by parameter name."""
+    """Summed gradients of the unfinished window, by the same names."""
     tokens: float = 0.0
-    """Supervised tokens of the unfinished window."""
+    """Supervised tokens, or pairs, of the unfinished window."""
     micro_steps: int = 0
     """Micro-batches in the unfinished window."""
     updates: int = 0
@@ -58,53 +42,64 @@ class TrainState:
     learning_rate_scale: float = 1.0
     """Lowered by a rollback."""
 
+    @property
+    def model(self) -> Transformer:
+        """The model that answers."""
+        return self.models.model
+
 
 class StepMetrics(NamedTuple):
     """What one micro-batch reports."""
 
     loss_sum: float
+    loss_terms: float
     supervised_tokens: float
+    figures: dict[str, float]
     skipped: bool
     updates: int
     grad_norm: float
     learning_rate: float
 
 
-def init_state(model: Transformer, config: TrainConfig) -> TrainState:
-    """The state before the first step; moments and sums take the parameters' dtype (float32 or float64)."""
-    sums = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
-    return TrainState(model, make_optimizer(model.parameters(), config), sums)
-
-
-def summed_loss(
+def init_state(
     model: Transformer,
-    batch: BatchTensors,
+    config: TrainConfig,
     *,
-    dropout_rate: float = 0.0,
-    dropout_masks: Sequence[Tensor] | None = None,
-    sparse: bool = False,
-) -> Tensor:
-    """The loss of a micro-batch summed over its supervised tokens, in nats; `sparse` as in `next_token_loss`."""
-    hidden = model(
-        batch.tokens,
-        segment_ids=batch.segment_ids,
-        positions=batch.positions,
-        dropout_rate=dropout_rate,
-        dropout_masks=dropout_masks,
-    )
-    targets, loss_weights = batch.targets.reshape(-1), batch.loss_weights.reshape(-1)
-    return next_token_loss(hidden, model.head, targets, loss_weights, sparse=sparse)
+    adapters: dict[Any, Any] | None = None,
+    frozen: Transformer | None = None,
+) -> TrainState:
+    """The state before the first step; moments and sums take the dtype of what is trained (float32 or float64).
+
+    Args:
+        model: what answers.
+        config: of the run.
+        adapters: in lora, what is trained beside the model, as minigpt_torch/lora.py's `adapter_tensors` makes it.
+        frozen: in distill the teacher, in dpo the reference where its log-probabilities are not in the batches.
+    """
+    for other in (frozen, model if adapters is not None else None):
+        if other is not None:
+            other.requires_grad_(False)
+    trained: dict[str, Tensor] = dict(model.named_parameters()) if adapters is None else flatten(adapters)
+    sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
+    models = Models(model, adapters, frozen)
+    return TrainState(models, trained, make_optimizer(trained.values(), config), sums)
 
 
 def draw_dropout_masks(
-    model: ModelConfig, *, rate: float, num_positions: int, generator: torch.Generator
-) -> list[Tensor]:
-    """What each place of the model keeps: attention and feed-forward of each layer, then the embedding; bool [S, D]."""
+    model: ModelConfig, config: TrainConfig, *, num_positions: int, generator: torch.Generator
+) -> DropoutMasks:
+    """What one forward pass keeps.
+
+    Of the model: attention and feed-forward of each layer, then the embedding, bool [S, D]; of adapters in lora as
+    `draw_adapter_masks` orders them.
+    """
     shape = (num_positions, model.hidden_size)
-    device = generator.device
-    return [
-        torch.rand(shape, generator=generator, device=device) >= rate for _ in range(2 * model.num_layers + 1)
-    ]  # fmt: skip
+    places = range(2 * model.num_layers + 1 if config.dropout else 0)
+    of_model = [torch.rand(shape, generator=generator, device=generator.device) >= config.dropout for _ in places]
+    if config.stage != "lora" or config.lora.dropout == 0:
+        return DropoutMasks(of_model or None)
+    of_adapters = draw_adapter_masks(model, config.lora, num_positions=num_positions, generator=generator)
+    return DropoutMasks(of_model or None, of_adapters)
 
 
 def train_step(
@@ -113,35 +108,37 @@ def train_step(
     config: TrainConfig,
     *,
     total_updates: int,
-    dropout_masks: Sequence[Tensor] | None = None,
+    dropout_masks: DropoutMasks = NO_MASKS,
 ) -> StepMetrics:
     """Add one micro-batch to the window, and update the model when the window is full.
 
     A micro-batch whose loss or gradient is not finite, or that has no supervised token, changes nothing and does not
     count towards the window; neither does one whose update would leave a parameter not finite.
     """
-    parameters = dict(state.model.named_parameters())
-    loss_sum = summed_loss(
-        state.model,
-        batch,
-        dropout_rate=config.dropout,
-        dropout_masks=dropout_masks,
-        sparse=config.has_unlearned_tokens,
-    )
-    gradients = torch.autograd.grad(loss_sum, list(parameters.values()))
-    supervised = batch.loss_weights.sum().item()
+    loss_sums = objective(state.models, batch, config, dropout_masks)
+    gradients = torch.autograd.grad(loss_sums.loss, list(state.trained.values()))
+    loss, terms = loss_sums.loss.item(), loss_sums.terms.item()
     rate = learning_rate(state.updates, config, total_updates=total_updates) * state.learning_rate_scale
     norm = nn.utils.get_total_norm(gradients)
-    accepted = supervised > 0 and math.isfinite(loss_sum.item()) and math.isfinite(norm.item())
+    accepted = terms > 0 and math.isfinite(loss) and math.isfinite(norm.item())
     if accepted:
         # New sums instead of adding in place: an update that is rejected leaves the old ones.
-        sums = {name: state.sums[name] + gradient for name, gradient in zip(parameters, gradients, strict=True)}
+        sums = {name: state.sums[name] + gradient for name, gradient in zip(state.trained, gradients, strict=True)}
         if state.micro_steps + 1 < config.accumulation_steps:
-            state.sums, state.tokens = sums, state.tokens + supervised
+            state.sums, state.tokens = sums, state.tokens + terms
             state.micro_steps += 1
         else:
-            accepted = _update(state, sums, state.tokens + supervised, config, rate=rate)
-    return StepMetrics(loss_sum.item(), supervised, not accepted, state.updates, state.grad_norm, rate)
+            accepted = _update(state, sums, state.tokens + terms, config, rate=rate)
+    return StepMetrics(
+        loss_sum=loss,
+        loss_terms=terms,
+        supervised_tokens=batch.loss_weights.sum().item(),
+        figures={name: value.item() for name, value in loss_sums.figures.items()},
+        skipped=not accepted,
+        updates=state.updates,
+        grad_norm=state.grad_norm,
+        learning_rate=rate,
+    )
 
 
 def flush(state: TrainState, config: TrainConfig, *, total_updates: int) -> float | None:
@@ -154,14 +151,14 @@ def flush(state: TrainState, config: TrainConfig, *, total_updates: int) -> floa
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, batch: BatchTensors, config: TrainConfig) -> tuple[float, float]:
-    """Summed loss in nats and number of supervised tokens."""
-    return summed_loss(model, batch, sparse=config.has_unlearned_tokens).item(), batch.loss_weights.sum().item()
+def evaluate(state: TrainState, batch: BatchTensors, config: TrainConfig) -> LossSums:
+    """The objective's sums, without dropout."""
+    return objective(state.models, batch, config)
 
 
 def _update(state: TrainState, sums: dict[str, Tensor], tokens: float, config: TrainConfig, *, rate: float) -> bool:
     """One update by the mean gradient over `tokens`; False, with everything as before, when it is not finite."""
-    parameters = dict(state.model.named_parameters())
+    parameters = state.trained
     for name, parameter in parameters.items():
         parameter.grad = sums[name] / max(tokens, 1)
     norm = clip_by_global_norm(parameters.values(), config.grad_clip)

@@ -14,6 +14,7 @@ from twins import SMALL, SMALL_3, random_batch, random_parameters, training  # n
 from minigpt_bridge.finder.search import find_divergence  # noqa: E402
 from minigpt_torch import attention as torch_attention  # noqa: E402
 from minigpt_torch import model as torch_rooms  # noqa: E402
+from minigpt_torch import objective as torch_objective  # noqa: E402
 from minigpt_torch import optimizer as torch_optimizer  # noqa: E402
 from minigpt_torch import train_step as torch_steps  # noqa: E402
 from minigpt_torch.weights import make_model  # noqa: E402
@@ -129,11 +130,11 @@ def exchange_gate_and_up(block):
     block.mlp.gate_proj, block.mlp.up_proj = block.mlp.up_proj, block.mlp.gate_proj
 
 
-def activate_the_wrong_branch(_, self, x):
+def activate_the_wrong_branch(_, self, x, **options):
     return self.down_proj(self.gate_proj(x) * F.silu(self.up_proj(x)))
 
 
-def activate_the_wrong_branch_unseen(_, self, x):
+def activate_the_wrong_branch_unseen(_, self, x, **options):
     inner = self.gate_proj(x) * F.silu(self.up_proj(x))
     return inner @ self.down_proj.weight.T
 
@@ -252,11 +253,11 @@ PLANTED = {
         (1, "forward", 0, "attention_residual"), "the attention's residual is not added",
     ),
     "loss": (
-        replace(torch_steps, "next_token_loss", lambda loss, *inputs: loss(*inputs) / inputs[3].sum()),
+        replace(torch_objective, "next_token_loss", lambda loss, *inputs: loss(*inputs) / inputs[3].sum()),
         (1, "forward", None, "loss"), "the loss is divided by its supervised tokens",
     ),
     "whole loss": (
-        replace(torch_steps, "summed_loss", lambda loss, *inputs, **options: 2 * loss(*inputs, **options)),
+        replace(torch_objective, "summed_loss", lambda loss, *inputs, **options: 2 * loss(*inputs, **options)),
         (1, "forward", None, "summed_loss"), "unknown cause",
     ),
     "whole model": (
@@ -264,7 +265,7 @@ PLANTED = {
         (1, "forward", None, "model"), "its result is multiplied by 1.5",
     ),
     "whole gradient": (
-        replace(torch_steps, "summed_loss", double_the_gradient), (1, "backward", None, "embed_tokens"),
+        replace(torch_objective, "summed_loss", double_the_gradient), (1, "backward", None, "embed_tokens"),
         "the gradient by embed_tokens.weight is multiplied by 2",
     ),
     "gradient": (

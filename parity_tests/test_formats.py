@@ -75,7 +75,7 @@ class Interrupted:
     def __init__(self, *arguments, **options):
         pass
 
-    def init(self, parameters):
+    def init(self, trained, frozen=None):
         raise KeyboardInterrupt
 
     def close(self):

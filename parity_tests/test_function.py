@@ -32,9 +32,9 @@ from minigpt_jax.config import ModelConfig  # noqa: E402
 from minigpt_jax.formats.names import flatten  # noqa: E402
 from minigpt_jax.generate import make_greedy_decoder  # noqa: E402
 from minigpt_jax.model import model_graph  # noqa: E402
-from minigpt_jax.train_step import summed_loss as jax_loss  # noqa: E402
+from minigpt_jax.objective import summed_loss as jax_loss  # noqa: E402
 from minigpt_torch.generate import greedy  # noqa: E402
-from minigpt_torch.train_step import summed_loss as torch_loss  # noqa: E402
+from minigpt_torch.objective import summed_loss as torch_loss  # noqa: E402
 from minigpt_torch.weights import as_tree  # noqa: E402
 
 CONFIGS = [SMALL, SMALL_3]

@@ -15,12 +15,15 @@ torch = pytest.importorskip("torch")
 
 from twins import SMALL, SMALL_3, random_parameters  # noqa: E402
 
+from minigpt_bridge import stage_levels  # noqa: E402
 from minigpt_bridge.levels import UPDATES, Row, compare  # noqa: E402
 from minigpt_bridge.parity_report import as_json, as_page, as_text  # noqa: E402
+from minigpt_bridge.stage_levels import STAGES, compare_stages  # noqa: E402
 from minigpt_jax import model as jax_rooms  # noqa: E402
 from minigpt_jax.formats.model_files import write_beside  # noqa: E402
 from minigpt_jax.formats.names import to_outside  # noqa: E402
 from minigpt_torch import model as torch_rooms  # noqa: E402
+from minigpt_torch import objective as torch_objective  # noqa: E402
 
 ONE_BLOCK = dataclasses.replace(SMALL, num_layers=1)
 ONE_BLOCK_3 = dataclasses.replace(SMALL_3, num_layers=1)
@@ -62,6 +65,41 @@ def test_a_planted_fault_is_seen_in_the_row_where_it_acts(monkeypatch):
     assert missed == ["layers.0.self_attn", "layers.0"]
 
 
+def test_every_stage_is_compared_from_its_loss_to_its_last_update_in_float32(many_small_steps):
+    rows = compare_stages(SMALL_3, random_parameters(SMALL_3), precision="float32", time=19)
+    assert [row for row in rows if not row.ok] == []
+    assert {row.level for row in rows} == {*STAGES, "lora merge"}
+    for stage in STAGES:
+        kinds = {row.name.partition(":")[0] for row in rows if row.level == stage}
+        assert kinds == {"loss", "gradient", "trajectory", "update 10"}
+    assert {row.name for row in rows if row.level == "dpo" and row.name.startswith("loss")} == {
+        "loss: terms", "loss: mean loss", "loss: chosen_reward", "loss: rejected_reward", "loss: reward_accuracy",
+        "loss: reward_margin",
+    }  # fmt: skip
+
+
+def test_a_fault_in_the_loss_of_dpo_is_missed_in_dpo_alone(many_small_steps, monkeypatch):
+    honest = torch_objective.preference_loss
+
+    def too_dear(*sums, beta, **options):
+        return honest(*sums, beta=1.01 * beta, **options)
+
+    monkeypatch.setattr(torch_objective, "preference_loss", too_dear)
+    rows = compare_stages(ONE_BLOCK, random_parameters(ONE_BLOCK), precision="float64", time=19)
+    assert {row.level for row in rows if not row.ok} == {"dpo"}
+
+
+def test_a_fault_in_merging_is_missed_where_adapters_are_merged(many_small_steps, monkeypatch):
+    honest = stage_levels.merge
+    monkeypatch.setattr(
+        stage_levels, "merge", lambda base, low_rank, lora: honest(honest(base, low_rank, lora), low_rank, lora)
+    )
+    rows = compare_stages(ONE_BLOCK, random_parameters(ONE_BLOCK), precision="float64", time=19)
+    missed = [row for row in rows if not row.ok]
+    assert {row.level for row in missed} == {"lora merge"}
+    assert len(missed) == 2
+
+
 def test_the_command_compares_a_file_and_writes_json_and_a_page(weights, tmp_path):
     arguments = ("--model", str(weights), "--max-seq-len", "16", "--json", "rows.json", "--html", "page.html")
     done = script("parity.py", *arguments, cwd=tmp_path)
@@ -71,6 +109,7 @@ def test_the_command_compares_a_file_and_writes_json_and_a_page(weights, tmp_pat
     assert {
         "level", "name", "max_abs", "relative", "ulp", "cosine", "bound", "jax_error", "torch_error", "ratio", "ok",
     } == set(figures["rows"][0])  # fmt: skip
+    assert {*STAGES, "lora merge"} < {row["level"] for row in figures["rows"]}
     page = (tmp_path / "page.html").read_text()
     assert page.count("MISSED") == 0
     assert "data:image/png;base64," in page
@@ -103,7 +142,7 @@ def test_a_first_update_that_rounding_alone_moves_is_explained():
 
 
 def test_a_product_that_is_summed_in_bfloat16_is_missed_in_the_row_where_it_acts(monkeypatch):
-    def low(self, x):
+    def low(self, x, *, adapters=None):
         product = jax.nn.silu(self.gate_proj(x)) * self.up_proj(x)
         kernel = self.down_proj.kernel[...].astype(x.dtype)
         total = jnp.zeros((len(x), kernel.shape[1]), x.dtype)

@@ -3,8 +3,6 @@
 The two schedules are compared rate by rate; both sides' dropout is given the same masks.
 """
 
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,54 +10,25 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from twins import SMALL, SMALL_3, jax_batch, random_batch, random_parameters, torch_batch, torch_model, training  # noqa: E402
+from twins import (  # noqa: E402
+    SMALL,
+    SMALL_3,
+    TOTAL,
+    Pair,
+    jax_batch,
+    random_batch,
+    random_parameters,
+    shared_masks,
+    torch_batch,
+    torch_model,
+    training,
+)
 
-from minigpt_jax import train_step as jax_step  # noqa: E402
-from minigpt_jax.engine import trees_of as jax_trees  # noqa: E402
-from minigpt_jax.formats.names import flatten  # noqa: E402
+from minigpt_jax import objective as jax_objective  # noqa: E402
 from minigpt_jax.model import model_graph  # noqa: E402
 from minigpt_jax.optimizer import make_schedule  # noqa: E402
-from minigpt_torch import train_step as torch_step  # noqa: E402
-from minigpt_torch.engine import trees_of as torch_trees  # noqa: E402
+from minigpt_torch import objective as torch_objective  # noqa: E402
 from minigpt_torch.optimizer import learning_rate  # noqa: E402
-
-TOTAL = 210
-
-
-@cache
-def compiled_step(model, config):
-    graph = model_graph(model, dtype=jnp.dtype(config.dtype), kernel="reference")
-    return jax_step.make_train_step(graph, config, total_updates=TOTAL)
-
-
-class Pair:
-    """One training run on both sides."""
-
-    def __init__(self, model, config):
-        self.config = config
-        start = random_parameters(model, dtype=config.dtype)
-        self.step = compiled_step(model, config)
-        self.ours = jax_step.init_state(jax.tree.map(jnp.asarray, start), config, total_updates=TOTAL)
-        self.theirs = torch_step.init_state(torch_model(model, start, dtype=config.dtype), config)
-
-    def train(self, arrays):
-        """One micro-batch; the reports of both sides."""
-        self.ours, ours = self.step(self.ours, jax_batch(arrays), jax.random.key(0))
-        return ours, torch_step.train_step(self.theirs, torch_batch(arrays), self.config, total_updates=TOTAL)
-
-    def flush(self):
-        ours, _ = jax_step.make_flush_step(self.config, total_updates=TOTAL)(self.ours)
-        self.ours = ours
-        return torch_step.flush(self.theirs, self.config, total_updates=TOTAL)
-
-    def trees(self):
-        return flatten(jax.device_get(jax_trees(self.ours))), flatten(torch_trees(self.theirs))
-
-    def errors(self, relative_error):
-        """The difference of every parameter and slot."""
-        ours, theirs = self.trees()
-        assert ours.keys() == theirs.keys()
-        return {path: relative_error(ours[path], theirs[path]) for path in ours}
 
 
 def micro_batch(model, number):
@@ -168,16 +137,12 @@ def test_dropout_with_shared_masks_is_the_same_function(float64, bound, relative
     parameters, arrays = random_parameters(SMALL), random_batch(SMALL)
     graph = model_graph(SMALL, dtype=jnp.dtype("float64"), kernel="blocked")
     key, rate = jax.random.key(3), 0.3
-    shape = (arrays[0].size, SMALL.hidden_size)
-    masks = [
-        torch.from_numpy(np.array(jax.random.bernoulli(part, 1 - rate, shape)))
-        for part in jax.random.split(key, 2 * SMALL.num_layers + 1)
-    ]
-    ours = jax_step.summed_loss(
+    masks = shared_masks(SMALL, training(dropout=rate), key=key, num_positions=arrays[0].size)
+    ours = jax_objective.summed_loss(
         graph, jax.tree.map(jnp.asarray, parameters), jax_batch(arrays), dropout_rate=rate, dropout_key=key
     )
     twin = torch_model(SMALL, parameters)
-    theirs = torch_step.summed_loss(twin, torch_batch(arrays), dropout_rate=rate, dropout_masks=masks)
-    without = torch_step.summed_loss(twin, torch_batch(arrays))
+    theirs = torch_objective.summed_loss(twin, torch_batch(arrays), dropout_rate=rate, dropout_masks=masks.model)
+    without = torch_objective.summed_loss(twin, torch_batch(arrays))
     assert relative_error(ours, theirs.detach()) <= bound.gradient
     assert abs(theirs.item() - without.item()) > 1e-3

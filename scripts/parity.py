@@ -13,7 +13,7 @@ from minigpt_jax.files import replace_file, require_writable, write_json
 
 @dataclass(frozen=True)
 class Parity:
-    """Compare the JAX model and its PyTorch twin: parts, logits, loss, gradients, training. Exit code 1 on a miss."""
+    """Compare the JAX model and its PyTorch twin: parts, logits, loss, gradients, stages. Exit code 1 on a miss."""
 
     model: str = "tiny"
     """A preset (random weights), or a model: run directory, Hugging Face directory, .safetensors or .pth."""
@@ -37,6 +37,7 @@ def main(command: Parity) -> None:
     from minigpt_bridge.levels import COMPARED_TRAINING, compare, random_batch, random_weights
     from minigpt_bridge.models import open_model
     from minigpt_bridge.parity_report import as_json, as_page, as_text
+    from minigpt_bridge.stage_levels import compare_stages
 
     if command.model in PRESETS:
         config = preset(command.model)
@@ -56,6 +57,8 @@ def main(command: Parity) -> None:
         print("3 training steps: no operation differs by more than rounding" if found is None else str(found))
         sys.exit(0 if found is None else 1)
     rows = compare(config, parameters, precision=command.dtype, rows=command.rows, time=command.max_seq_len)
+    if command.dtype != "bfloat16":
+        rows += compare_stages(config, parameters, precision=command.dtype, time=command.max_seq_len)
     print(as_text(rows))
     if command.json is not None:
         write_json(Path(command.json), as_json(rows))

@@ -20,7 +20,10 @@ from minigpt_jax.engine import JaxEngine
 from minigpt_jax.launch import Result, launch
 from minigpt_jax.trainer import StepReport
 
-TIMES = {"tokens_per_second", "model_flops_utilization", "wall_seconds", "device_memory_bytes"}
+TIMES = {
+    "tokens_per_second", "supervised_tokens_per_second", "model_flops_utilization", "wall_seconds",
+    "device_memory_bytes",
+}  # fmt: skip
 """Metrics that measure the machine, not the run."""
 
 

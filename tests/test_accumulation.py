@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minigpt_jax import train_step as train_step_room
+from minigpt_jax import objective as objective_room
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
-from minigpt_jax.train_step import BatchArrays, init_state, make_flush_step, make_train_step
+from minigpt_jax.objective import BatchArrays
+from minigpt_jax.train_step import init_state, make_flush_step, make_train_step
 
 MODEL = ModelConfig(
     vocab_size=13, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, intermediate_size=6
@@ -176,7 +177,7 @@ POISONS = {"loss and gradient are NaN": 1, "gradient is NaN, loss is finite": 2,
 @pytest.fixture(scope="module", autouse=True)
 def _loss_that_can_be_poisoned():
     """Lets segment_ids[0, 0], which is 0 in all rows here, choose a poison for the micro-batch."""
-    summed_loss = train_step_room.summed_loss
+    summed_loss = objective_room.summed_loss
 
     def poisoned_loss(graph, parameters, batch, **options):
         poison = batch.segment_ids[0, 0]
@@ -187,7 +188,7 @@ def _loss_that_can_be_poisoned():
         return loss + jnp.where(poison == 1, jnp.nan, 0) * first + jnp.where(poison == 3, jnp.inf, 0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_step_room, "summed_loss", poisoned_loss)
+        patch.setattr(objective_room, "summed_loss", poisoned_loss)
         yield
 
 
@@ -218,7 +219,7 @@ def test_a_rejected_micro_batch_leaves_no_trace_wherever_it_stands(float64):
 @cache
 def compiled_gradient():
     return jax.jit(
-        lambda parameters, batch: jax.value_and_grad(lambda tree: train_step_room.summed_loss(GRAPH, tree, batch))(
+        lambda parameters, batch: jax.value_and_grad(lambda tree: objective_room.summed_loss(GRAPH, tree, batch))(
             parameters
         )
     )

@@ -15,7 +15,8 @@ from minigpt_jax.attention import BLOCK, attention, default_kernel
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
-from minigpt_jax.train_step import BatchArrays, init_state, make_train_step
+from minigpt_jax.objective import BatchArrays
+from minigpt_jax.train_step import init_state, make_train_step
 
 LENGTHS = [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 2]
 

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt_jax import initialization
-from minigpt_jax.config import PRESETS, ModelConfig, TrainConfig, from_json, preset, read_json_object, to_json
+from minigpt_jax.config import PRESETS, ModelConfig, TrainConfig, preset
+from minigpt_jax.config_json import from_json, to_json
 from minigpt_jax.cost import parameter_count
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import read_json_object
 from minigpt_jax.initialization import initial_parameters
 
 PARAMETERS = {"tiny": 1_606_784, "minimind2-small": 25_829_888, "minimind2": 104_030_976, "minimind-3": 63_912_192}
@@ -145,7 +147,7 @@ BAD_FIELDS = [
     (TrainConfig, {"data": "a.jsonl"}, "data must be a list of strings, got 'a.jsonl'"),
     (TrainConfig, {"data": [1]}, "data must be a list of strings, got [1]"),
     (TrainConfig, {"dtype": "float16"}, "dtype must be one of float32, bfloat16, float64, got 'float16'"),
-    (TrainConfig, {"batching": None}, "batching must be one of packed, bucketed, padded, got None"),
+    (TrainConfig, {"schedule": None}, "schedule must be one of cosine, wsd, constant, minimind, got None"),
     (ModelConfig, {"num_layers": 0}, "num_layers must be at least 1, got 0"),
 ]
 

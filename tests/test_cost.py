@@ -8,7 +8,7 @@ from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.cost import parameter_count, training_bytes, training_flops_per_token
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
-from minigpt_jax.train_step import BatchArrays, summed_loss
+from minigpt_jax.objective import BatchArrays, summed_loss
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from minigpt_jax.config import TrainConfig, preset, to_json
+from minigpt_jax.config import TrainConfig, preset
+from minigpt_jax.config_json import to_json
 from minigpt_jax.errors import UserError
 from minigpt_jax.report import SHOWN_EVENTS, last_values, plot_losses, write_report
 from minigpt_jax.tracking import EventsLog, MetricsLog
@@ -159,7 +160,7 @@ def test_the_page_shows_configuration_model_and_last_metrics(run_dir):
     for part in (
         "val_bits_per_byte 2.5",
         "hidden_size 128",
-        "batching packed",
+        "schedule cosine",
         "tokens 400,000",
         "tie_word_embeddings yes",
     ):

@@ -35,7 +35,16 @@ SMALL = [
 def test_help_explains_every_option(tmp_path, environment):
     result = run(["--help"], cwd=tmp_path, environment=environment)
     assert result.returncode == 0
-    for option in ("--stage", "--model", "--data", "--resume", "--accumulation-steps", "--dry-run", "--config"):
+    for option in (
+        "--stage",
+        "--model",
+        "--data",
+        "--resume",
+        "--accumulation-steps",
+        "--dry-run",
+        "--config",
+        "--recipe",
+    ):
         assert option in result.stdout
 
 
@@ -86,6 +95,7 @@ def test_names_that_minimind_uses_are_understood(tmp_path, environment):
         (["--learning-rate", "nan"], "--learning-rate must be positive and finite"),
         (["--batching", "sorted"], "'sorted'"),
         (["--no-such-option"], "--no-such-option"),
+        (["--recipe", "writeup-d"], "invalid choice 'writeup-d' for argument '--recipe'"),
         (["--tokenizer", "bad.jsonl"], "bad.jsonl"),
         (["--config", "bad.jsonl"], "bad.jsonl is not JSON"),
         (["--config", "unknown.json"], "unknown.json: unknown field colour"),

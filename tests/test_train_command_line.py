@@ -48,6 +48,13 @@ def test_the_command_line_overrides_the_config_file(tmp_path):
     assert request.given == {"steps", "epochs", "learning_rate", "data"}
 
 
+def test_a_config_file_may_have_options_of_the_stage_that_the_command_line_names(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"lora_rank": 4}))
+    command = read_command_line(["--config", str(path), "--stage", "lora"]).command
+    assert (command.stage, command.lora_rank) == ("lora", 4)
+
+
 def test_figures_for_machines_belong_to_the_dry_run():
     with pytest.raises(UserError, match="add --dry-run"):
         read_command_line(["--json", "cost.json"])

@@ -21,8 +21,8 @@ from minigpt_bridge.finder.recording import Advanced, Recorded, Tape
 from minigpt_bridge.finder.suspects import Case
 from minigpt_jax.config import ModelConfig
 from minigpt_jax.formats.names import Parameters, flatten
-from minigpt_jax.train_step import BatchArrays
-from minigpt_torch import train_step as torch_steps
+from minigpt_jax.objective import BatchArrays
+from minigpt_torch import objective as torch_objective
 from minigpt_torch.model import Transformer
 from minigpt_torch.weights import as_array
 
@@ -54,7 +54,7 @@ class MicroBatch:
         Args:
             advanced: the loss and the gradients of JAX's whole model, NumPy.
         """
-        side = replay.torch_side(torch_steps.batch_tensors(self.batch))
+        side = replay.torch_side(torch_objective.batch_tensors(self.batch))
         runs: list[_Run] = []
         for layer, part, operation, recorded, tape in self._operations():
             done = replay.replay(operation, part, side, [tape[name] for name in operation.inputs])
@@ -139,7 +139,7 @@ class MicroBatch:
 
     def _compare_whole(self, side: Side, advanced: Advanced) -> Divergence | None:
         """The loss of the whole model, and its gradient by every parameter."""
-        loss = torch_steps.summed_loss(self.twin, side.batch)
+        loss = torch_objective.summed_loss(self.twin, side.batch)
         bound = GRADIENT
         error = relative_error(advanced.loss_sum, as_array(loss))
         if error > bound:

@@ -26,8 +26,8 @@ class Side(NamedTuple):
     """jax.numpy or torch."""
     rooms: Any
     """model.py of the package."""
-    steps: Any
-    """train_step.py of the package."""
+    objective: Any
+    """objective.py of the package."""
     no_dropout: dict[str, Any]
     """The options of a block that switch dropout off."""
     batch: Any
@@ -182,7 +182,7 @@ def _end(config: ModelConfig) -> tuple[Operation, ...]:
 
     def loss(part: Any, side: Side, hidden: Any, table: Any) -> Any:
         batch = side.batch
-        return side.steps.next_token_loss(hidden, table, batch.targets.reshape(-1), batch.loss_weights.reshape(-1))
+        return side.objective.next_token_loss(hidden, table, batch.targets.reshape(-1), batch.loss_weights.reshape(-1))
 
     def model(part: Any, side: Side) -> Any:
         batch = side.batch

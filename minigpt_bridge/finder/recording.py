@@ -16,10 +16,11 @@ from flax import nnx
 
 from minigpt_bridge.finder.operations import Operation, Side, operations_of
 from minigpt_jax import model as rooms
-from minigpt_jax import train_step as steps
+from minigpt_jax import objective
 from minigpt_jax.config import ModelConfig, TrainConfig
+from minigpt_jax.objective import BatchArrays, summed_loss
 from minigpt_jax.optimizer import clip_by_global_norm, named_slots
-from minigpt_jax.train_step import BatchArrays, StepMetrics, TrainState, make_train_step, summed_loss
+from minigpt_jax.train_step import StepMetrics, TrainState, make_train_step
 
 Tree = Any
 Graph = Any
@@ -123,7 +124,7 @@ def _run_end(config: ModelConfig, graph: Graph, parameters: Tree, batch: BatchAr
 def _run(
     operations: tuple[Operation, ...], graph: Graph, parameters: Tree, batch: BatchArrays, tape: Tape, noise: Any
 ) -> dict[str, Recorded]:
-    side = Side(jnp, rooms, steps, {"dropout_rate": 0.0, "dropout_keys": (None, None)}, batch)
+    side = Side(jnp, rooms, objective, {"dropout_rate": 0.0, "dropout_keys": (None, None)}, batch)
     results, recorded = dict(tape), {}
     for operation in operations:
 

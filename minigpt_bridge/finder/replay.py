@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from minigpt_bridge.finder.operations import Operation, Side
 from minigpt_bridge.finder.recording import Recorded
 from minigpt_torch import model as rooms
-from minigpt_torch import train_step as steps
-from minigpt_torch.train_step import BatchTensors
+from minigpt_torch import objective
+from minigpt_torch.objective import BatchTensors
 from minigpt_torch.weights import as_array, as_tensor
 
 
@@ -31,7 +31,7 @@ class Replay(NamedTuple):
 
 def torch_side(batch: BatchTensors) -> Side:
     """What operations may read of the PyTorch package."""
-    return Side(torch, rooms, steps, {"dropout_rate": 0.0, "dropout_masks": (None, None)}, batch)
+    return Side(torch, rooms, objective, {"dropout_rate": 0.0, "dropout_masks": (None, None)}, batch)
 
 
 def replay(operation: Operation, part: nn.Module, side: Side, inputs: list[np.ndarray]) -> Replay | None:

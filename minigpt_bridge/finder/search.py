@@ -25,7 +25,9 @@ from minigpt_bridge.finder.update_replay import compare_update, force_state
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.engine import trees_of
 from minigpt_jax.formats.names import Parameters
-from minigpt_jax.train_step import BatchArrays, init_state
+from minigpt_jax.objective import BatchArrays
+from minigpt_jax.train_step import init_state
+from minigpt_torch import objective as torch_objective
 from minigpt_torch import train_step as torch_steps
 from minigpt_torch.model import Transformer
 from minigpt_torch.weights import make_model
@@ -76,7 +78,7 @@ def find_divergence(
             found = MicroBatch(config, twin, theirs.updates + 1, before["parameters"], batch).compare(advanced)
             if found is None:
                 take = {"total_updates": total_updates, "before": before, "after": after, "advanced": advanced}
-                found = compare_update(theirs, torch_steps.batch_tensors(batch), train, **take)
+                found = compare_update(theirs, torch_objective.batch_tensors(batch), train, **take)
             if found is not None:
                 return found
             force_state(theirs, after)

@@ -18,6 +18,7 @@ from minigpt_bridge.finder.recording import Advanced
 from minigpt_bridge.finder.update_suspects import Arrays, UpdateCase, difference
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.formats.names import flatten
+from minigpt_torch import objective as objectives
 from minigpt_torch import train_step as steps
 from minigpt_torch.engine import take_optimizer, trees_of
 from minigpt_torch.weights import as_own, as_tree
@@ -47,7 +48,7 @@ def force_state(state: steps.TrainState, trees: Trees) -> None:
 
 def compare_update(
     state: steps.TrainState,
-    batch: steps.BatchTensors,
+    batch: objectives.BatchTensors,
     train: TrainConfig,
     *,
     total_updates: int,

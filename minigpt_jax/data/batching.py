@@ -56,6 +56,8 @@ class Batch:
     """Number of this micro-batch in the run."""
     epoch: int
     """Number of the pass over the data, from 0."""
+    reference: NDArray[np.float64] | None = None
+    """[B] log-probability of each row's answer under the reference model, in preference pairs where it is known."""
 
     @property
     def num_real(self) -> int:
@@ -106,10 +108,8 @@ class BatchSource:
             raise UserError(f"no document of {cache.directory} is left to use; give more data")
         self._cache = cache
         self._documents = np.asarray(documents, dtype=np.int64)
-        lengths = cache.lengths[self._documents]
-        beginnings = np.minimum(lengths, max_seq_len + 1)
-        self._pieces: Pieces = cut_documents(np.where(cache.is_text[self._documents], lengths, beginnings), max_seq_len)
-        self._max_seq_len = max_seq_len
+        self._batch_size, self._max_seq_len = batch_size, max_seq_len
+        self._pieces: Pieces = cut_documents(self._used_lengths(), max_seq_len)
         if len(self._pieces) == 0:
             raise UserError(f"the documents of {cache.directory} have no token to predict; give other data")
         layout = _LAYOUTS[batching](self._pieces.length, max_seq_len=max_seq_len, batch_size=batch_size)
@@ -124,6 +124,12 @@ class BatchSource:
             assert num_epochs is not None, "give num_epochs or num_batches"
             num_batches = math.ceil(num_epochs * self.batches_per_epoch)
         self._length = num_batches
+
+    def _used_lengths(self) -> IntArray:
+        """Tokens of each document that rows are made of."""
+        lengths = self._cache.lengths[self._documents].astype(np.int64)
+        beginnings = np.minimum(lengths, self._max_seq_len + 1)
+        return np.where(self._cache.is_text[self._documents], lengths, beginnings)
 
     def __len__(self) -> int:
         return self._length
@@ -157,6 +163,7 @@ class BatchSource:
             learned = cache.tokens[first : first + length]
             if cache.supervised is not None:
                 learned = learned[cache.supervised[first : first + length] == 1]
+            self._require_known(learned)
             total += int(bytes_of_token[learned].sum(dtype=np.int64))
         return total
 
@@ -191,33 +198,42 @@ class BatchSource:
         shape = (self._layout.rows_per_batch[width_number], self._layout.widths[width_number])
         row_starts = plan.row_starts[first_row : end_row + 1]
         pieces = plan.pieces[row_starts[0] : row_starts[-1]]
-        return self._assemble(pieces, np.diff(row_starts), shape, index=index, epoch=epoch)
+        return self._make_batch(pieces, np.diff(row_starts), shape, index=index, epoch=epoch)
 
-    def _assemble(
+    def _make_batch(
         self, pieces: NDArray[np.int32], row_sizes: IntArray, shape: tuple[int, int], *, index: int, epoch: int
     ) -> Batch:
-        length = self._pieces.length[pieces].astype(np.int64)
         document = self._documents[self._pieces.document[pieces]]
         first_token = self._cache.starts[document] + self._pieces.start[pieces]
+        row = np.repeat(np.arange(len(row_sizes)), row_sizes)
+        length = self._pieces.length[pieces].astype(np.int64)
+        return self._assemble(document, first_token, length, row, shape, index=index, epoch=epoch)
 
+    def _assemble(
+        self,
+        document: IntArray,
+        first_token: IntArray,
+        length: IntArray,
+        row: IntArray,
+        shape: tuple[int, int],
+        *,
+        index: int,
+        epoch: int,
+    ) -> Batch:
+        """The batch of these pieces, which are given row by row."""
         # Each piece begins where the ones before it in its row end.
         end = np.cumsum(length)
-        first_of_row = np.cumsum(row_sizes) - row_sizes
-        real_before_row = (end - length)[first_of_row]
-        row = np.repeat(np.arange(len(row_sizes)), row_sizes)
-        first_position = row * shape[1] + (end - length) - real_before_row[row]
+        is_first = np.append(True, row[1:] != row[:-1])
+        first_of_row = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+        first_position = row * shape[1] + (end - length) - (end - length)[first_of_row]
 
         within = np.arange(end[-1]) - np.repeat(end - length, length)  # [S]
         source = np.repeat(first_token, length) + within
         place = np.repeat(first_position, length) + within
-        segment = np.arange(len(pieces)) - first_of_row[row] + 1
+        segment = np.arange(len(length)) - first_of_row + 1
 
         ids = self._cache.tokens[np.concatenate([source, source + 1])]
-        if ids.max() >= self._cache.vocab_size:
-            raise UserError(
-                f"{self._cache.directory} is damaged: it has token {ids.max()}, and its vocabulary ends at "
-                f"{self._cache.vocab_size - 1}; delete it and prepare the data again"
-            )
+        self._require_known(ids)
         inputs, targets = np.split(ids, 2)
         learned = 1 if self._cache.supervised is None else self._cache.supervised[source + 1]
 
@@ -236,6 +252,13 @@ class BatchSource:
             index=index,
             epoch=epoch,
         )
+
+    def _require_known(self, ids: NDArray[np.unsignedinteger]) -> None:
+        if ids.size and ids.max() >= self._cache.vocab_size:
+            raise UserError(
+                f"{self._cache.directory} is damaged: it has token {ids.max()}, and its vocabulary ends at "
+                f"{self._cache.vocab_size - 1}; delete it and prepare the data again"
+            )
 
     def _plan(self, epoch: int) -> EpochPlan:
         """The epoch's plan; the last two are kept, since prefetching crosses from one to the next."""

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt_jax.config import read_json_object
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import read_json_object
 
 FORMAT = "minigpt token cache"
 FORMAT_VERSION = 1
@@ -164,6 +164,11 @@ class TokenCache:
                 f"{self.directory} was made with another tokenizer ({self.tokenizer_sha256[:12]}, not "
                 f"{tokenizer.sha256[:12]}); pass that one with --tokenizer, or prepare the data again"
             )
+
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether its documents are the two sides of preference pairs, the chosen one before the rejected one."""
+        return self.encoding.get("stage") == "dpo"
 
     def require_encoding(self, options: dict[str, str]) -> None:
         """Refuse a cache that was made for another stage or mask.

@@ -19,6 +19,7 @@ from minigpt_jax.data.batching import BatchSource, evaluation_batches
 from minigpt_jax.data.cache import OnProgress, build_token_cache
 from minigpt_jax.data.cache_format import CacheReport, TokenCache, is_token_cache, open_token_cache, split_documents
 from minigpt_jax.data.documents import encoding_of
+from minigpt_jax.data.pairs import PairSource, evaluation_pairs, split_pairs, usable_pairs
 from minigpt_jax.errors import UserError
 from minigpt_jax.tokenizer import Tokenizer
 
@@ -43,7 +44,7 @@ class Corpus:
     """Hash of the training documents and how they were tokenized; a resumed run needs the same."""
     validation_documents: int
     validation_bytes: int
-    """UTF-8 bytes of the text that the validation predicts."""
+    """UTF-8 bytes of the text that the validation predicts; 0 where it predicts none, as in dpo."""
     overlap: int
     """Validation documents whose text is in the training data as well."""
     left_out: str
@@ -77,7 +78,8 @@ def load_corpus(
             f"the tokenizer has {tokenizer.vocab_size} entries but the model's vocabulary only {model_vocab_size}; "
             "choose a tokenizer that fits the model"
         )
-    files = None if config.data else _sample_files(config.seed)
+    assert config.batching is not None
+    files = None if config.data else sample_files(config.seed)
     training_paths = config.data if files is None else (str(files[config.record_form]),)
     validation_paths = config.val_data
     if files is not None and not validation_paths and config.stage == "pretrain":
@@ -88,14 +90,11 @@ def load_corpus(
     training_documents: IntArray
     validation_documents: IntArray
     if validation_paths:
-        training_documents, held_out = np.arange(training.num_documents), tokenized(validation_paths)
-        validation_documents = np.arange(held_out.num_documents)
+        training_documents, held_out = _all_documents(training), tokenized(validation_paths)
+        validation_documents = _all_documents(held_out)
     else:
         held_out = training
-        mixed_in = np.flatnonzero(training.is_text) if config.mix_data else np.arange(0)
-        own = np.setdiff1d(np.arange(training.num_documents), mixed_in)
-        training_documents, validation_documents = split_documents(training, own)
-        training_documents = np.concatenate([training_documents, mixed_in])
+        training_documents, validation_documents = _split(training, config)
     training_documents, unusable = _usable(training, training_documents, config)
     validation_documents, _ = _usable(held_out, validation_documents, config)
     if config.mix_data:
@@ -103,7 +102,8 @@ def load_corpus(
     assert config.batch_size is not None
     # With a number of updates the data is repeated for as long as it takes to make them.
     endless = sys.maxsize // 2
-    source = BatchSource(
+    make_source = PairSource if training.holds_pairs else BatchSource
+    source = make_source(
         training,
         training_documents,
         batching=config.batching,
@@ -116,15 +116,14 @@ def load_corpus(
     )
     validation, documents = None, validation_documents[:VALIDATION_DOCUMENTS]
     if len(documents) > 0:
-        validation = evaluation_batches(
-            held_out, documents, batch_size=config.batch_size, max_seq_len=config.max_seq_len
-        )
+        make_batches = evaluation_pairs if held_out.holds_pairs else evaluation_batches
+        validation = make_batches(held_out, documents, batch_size=config.batch_size, max_seq_len=config.max_seq_len)
     return Corpus(
         source,
         validation,
         training.key,
         len(documents),
-        0 if validation is None else validation.text_bytes(tokenizer.text_bytes),
+        0 if validation is None or config.stage == "dpo" else validation.text_bytes(tokenizer.text_bytes),
         _overlap(training, training_documents, held_out, documents),
         _left_out(training.report, unusable),
         tuple(sample.heldout_questions(count=QUESTIONS)) if files is not None else (),
@@ -160,14 +159,37 @@ def _tokenized(
     )
 
 
+def _all_documents(cache: TokenCache) -> IntArray:
+    """All that are trained on or validated; of pairs, which go by their chosen documents, every second one."""
+    return np.arange(0, cache.num_documents, 2 if cache.holds_pairs else 1)
+
+
+def _split(cache: TokenCache, config: TrainConfig) -> tuple[IntArray, IntArray]:
+    """(training, validation) documents; what is mixed in is not validated."""
+    if cache.holds_pairs:
+        return split_pairs(cache)
+    mixed_in = np.flatnonzero(cache.is_text) if config.mix_data else np.arange(0)
+    own = np.setdiff1d(np.arange(cache.num_documents), mixed_in)
+    training, validation = split_documents(cache, own)
+    return np.concatenate([training, mixed_in]), validation
+
+
 def _usable(cache: TokenCache, documents: IntArray, config: TrainConfig) -> tuple[IntArray, list[str]]:
-    """The conversations of which a row holds something to learn, and in words how many were left out.
+    """The conversations or pairs of which a row holds something to learn, and in words how many were left out.
 
     Raises:
         UserError: nothing is left.
     """
     if cache.supervised is None:
         return documents, []
+    if cache.holds_pairs:
+        drop = config.over_long == "drop"
+        usable, left_out = usable_pairs(cache, documents, max_seq_len=config.max_seq_len, drop_over_long=drop)
+        if len(documents) and not len(usable):
+            raise UserError(
+                f"no pair teaches anything within --max-seq-len {config.max_seq_len}: {', '.join(left_out)}"
+            )
+        return usable, left_out
     left_out = []
     most = config.max_seq_len + 1
     too_long = (cache.lengths[documents] > most) & ~cache.is_text[documents]
@@ -210,7 +232,12 @@ def _left_out(report: CacheReport, unusable: list[str]) -> str:
     return ", ".join([*parts, *unusable])
 
 
-def _sample_files(seed: int) -> dict[str, Path]:
+def sample_files(seed: int) -> dict[str, Path]:
+    """The files of the sample corpus, by the form of their records; written when they are not there yet.
+
+    Raises:
+        UserError: they cannot be written.
+    """
     directory = cache_directory() / "sample" / f"seed-{seed}"
     try:
         return sample.write_sample(directory, seed=seed)

@@ -379,7 +379,7 @@ def heldout_questions(*, seed: int = 0, count: int = 200) -> list[Question]:
     while len(found) < count:
         for kind, language in list(cells):
             items = (draw_question(rng, language, kind=kind, heldout=True) for _ in range(1000))
-            fresh = next((item for item in items if prompt_for(item.question, language) not in found), None)
+            fresh = next((item for item in items if item.question not in found), None)
             if fresh is None:
                 cells.remove((kind, language))
             elif len(found) < count:

@@ -22,8 +22,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from minigpt_jax.config import read_json_object
 from minigpt_jax.errors import UserError
+from minigpt_jax.files import read_json_object
 from minigpt_jax.formats.names import flatten, require_fit, unflatten
 
 TREES = ("parameters", "optimizer")

@@ -16,9 +16,10 @@ import ml_dtypes  # noqa: F401  (from then on NumPy knows bfloat16, which safete
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from minigpt_jax.config import ModelConfig, from_json, read_json_object
+from minigpt_jax.config import ModelConfig
+from minigpt_jax.config_json import from_json
 from minigpt_jax.errors import UserError
-from minigpt_jax.files import replace_file
+from minigpt_jax.files import read_json_object, replace_file
 from minigpt_jax.formats.names import Tensors
 from minigpt_jax.tokenizer import Tokenizer
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigpt_jax.config import PRESETS, ModelConfig, from_json, preset_name, read_json_object, to_json
+from minigpt_jax.config import PRESETS, ModelConfig, preset_name
+from minigpt_jax.config_json import from_json, to_json
 from minigpt_jax.errors import UserError
-from minigpt_jax.files import replace_file
+from minigpt_jax.files import read_json_object, replace_file
 from minigpt_jax.formats.hugging_face import (
     config_from_hugging_face,
     is_hugging_face_config,
@@ -113,7 +114,12 @@ def _open_directory(path: Path, readers: Readers) -> Model:
 
         return _model(path, config, _tokenizer_in(path), read)
     run = RunDirectory(path)
-    config, _ = run.read_config()
+    config, train = run.read_config()
+    if train.stage == "lora":
+        raise UserError(
+            f"{path} holds adapters, not a model; make one of them and their base with scripts/convert.py "
+            f"{train.init_from} MERGED --to run --merge-lora {path}"
+        )
 
     def read_run() -> Parameters:
         step = run.best_checkpoint()

@@ -136,6 +136,7 @@ def require_fit(
     shapes: Mapping[str, tuple[int, ...]],
     *,
     where: str,
+    what: str = "its config",
     problems: Sequence[str] = (),
 ) -> None:
     """Refuse arrays that are not exactly those of `shapes`.
@@ -144,6 +145,7 @@ def require_fit(
         found: arrays by name.
         shapes: of a model's tensors, by the same names.
         where: the file, named in the error.
+        what: whose shapes these are.
         problems: what else is wrong with it.
 
     Raises:
@@ -161,7 +163,7 @@ def require_fit(
     ]
     if everything:
         more = f"; and {len(everything) - MOST_PROBLEMS} more" if len(everything) > MOST_PROBLEMS else ""
-        raise UserError(f"{where} does not fit its config: {'; '.join(everything[:MOST_PROBLEMS])}{more}")
+        raise UserError(f"{where} does not fit {what}: {'; '.join(everything[:MOST_PROBLEMS])}{more}")
 
 
 def require_sound(tensors: Mapping[str, np.ndarray], *, where: str) -> None:

@@ -1,0 +1,68 @@
+"""The reference model's log-probabilities in dpo: computed once, before the first step, and kept in the run directory.
+
+Framework-free. They take the place of a second model in memory and of its forward pass at every step.
+"""
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigpt_jax.console import say
+from minigpt_jax.data.pairs import PairSource, reference_by_document
+from minigpt_jax.errors import UserError
+from minigpt_jax.files import replace_file
+from minigpt_jax.preparation import Run
+from minigpt_jax.trainer import Engine
+
+FILE = "reference.npz"
+
+
+def needs_reference(run: Run) -> bool:
+    """Whether the run's batches carry the reference's log-probabilities."""
+    return run.train.stage == "dpo" and run.train.reference == "cached"
+
+
+def compute_reference(run: Run, engine: Engine) -> None:
+    """Compute them with the model as it is now, which has not been trained yet; write the file and give them out."""
+    say("computing the log-probabilities of all answers under the first model")
+    arrays: dict[str, Any] = {}
+    for name, source in _sources(run):
+        batches = list(source.each_once())
+        arrays[name] = reference_by_document(source.num_documents, batches, engine.log_probabilities(batches))
+        source.take_reference(arrays[name])
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    replace_file(_path(run), content.getvalue())
+
+
+def read_reference(run: Run) -> None:
+    """Give out those of the file, for a run that is resumed.
+
+    Raises:
+        UserError: the file is missing, damaged, or of other data.
+    """
+    path = _path(run)
+    try:
+        with np.load(path) as arrays:
+            for name, source in _sources(run):
+                values = arrays[name]
+                if values.shape != (source.num_documents,):
+                    raise ValueError(f"it has {len(values)} answers, not {source.num_documents}")
+                source.take_reference(values)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is missing or damaged, and the run cannot be resumed without it ({error})") from error
+
+
+def _path(run: Run) -> Path:
+    return run.directory.path / FILE
+
+
+def _sources(run: Run) -> Iterator[tuple[str, PairSource]]:
+    for name, source in (("training", run.corpus.training), ("validation", run.corpus.validation)):
+        if source is not None:
+            assert isinstance(source, PairSource)
+            yield name, source
