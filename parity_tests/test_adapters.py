@@ -318,7 +318,11 @@ def test_an_adapter_that_was_written_wrong_is_found_and_nothing_is_left(tmp_path
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("base.safetensors", "--to peft", "base.safetensors: an adapter is a run of --stage lora, a PEFT directory or a .pth file"),
+        (
+            "base.safetensors",
+            "--to peft",
+            "base.safetensors: an adapter is a run of --stage lora, a PEFT directory or a .pth file",
+        ),
         ("base.pth", "--to peft", "base.pth holds no adapter: it has no tensor that is named like"),
         ("nowhere", "--to peft", "there is no adapter at .*nowhere"),
         ("empty", "--to peft", "empty holds no adapter: it is no run of --stage lora and has no adapter_config.json"),
