@@ -59,12 +59,12 @@ def rows(number, *, seed=0, weights=None):
 
 
 def part(batch, start, end):
-    return BatchArrays(*(array[start:end] for array in batch))
+    return jax.tree.map(lambda array: array[start:end], batch)
 
 
 def padded(batch):
     """The batch with unsupervised rows up to 32, so that whole windows share one compilation."""
-    return BatchArrays(*(np.pad(array, ((0, 32 - len(array)), (0, 0))) for array in batch))
+    return jax.tree.map(lambda array: np.pad(array, ((0, 32 - len(array)), (0, 0))), batch)
 
 
 def run(micro_batches, *, accumulation_steps, state=None, flush=False):
@@ -72,7 +72,7 @@ def run(micro_batches, *, accumulation_steps, state=None, flush=False):
     state = fresh_state(accumulation_steps) if state is None else jax.tree.map(jnp.asarray, state)
     metrics = []
     for micro_batch in micro_batches:
-        arrays = BatchArrays(*map(jnp.asarray, micro_batch))
+        arrays = jax.tree.map(jnp.asarray, micro_batch)
         state, reported = compiled_step(accumulation_steps)(state, arrays, jax.random.key(0))
         metrics.append(jax.device_get(reported))
     if flush:
@@ -227,7 +227,7 @@ def compiled_gradient():
 
 @pytest.mark.parametrize(("name", "poison"), POISONS.items())
 def test_the_poisons_are_what_their_names_say(name, poison, float64):
-    batch = BatchArrays(*map(jnp.asarray, poisoned(rows(8), poison)))
+    batch = jax.tree.map(jnp.asarray, poisoned(rows(8), poison))
     loss, gradient = jax.device_get(compiled_gradient()(fresh_state(1).parameters, batch))
     is_finite = (np.isfinite(loss), all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)))
     assert is_finite == {1: (False, False), 2: (True, False), 3: (False, True)}[poison], name
