@@ -6,7 +6,7 @@ compares part by part. So they are compared on its first block alone.
 B batch  T time  P = B/2 pairs
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -40,7 +40,14 @@ ROWS, MOST_TIME = 4, 32
 """Size of a batch: small, for every stage trains twice."""
 
 
-def compare_stages(config: ModelConfig, parameters: Parameters, *, precision: Precision, time: int) -> list[Row]:
+def compare_stages(
+    config: ModelConfig,
+    parameters: Parameters,
+    *,
+    precision: Precision,
+    time: int,
+    stages: Sequence[Stage] = STAGES,
+) -> list[Row]:
     """Every row of the stages, on the first block of one model.
 
     Args:
@@ -48,13 +55,14 @@ def compare_stages(config: ModelConfig, parameters: Parameters, *, precision: Pr
         parameters: its weights, a NumPy tree.
         precision: float64 or float32.
         time: tokens of a row; at most MOST_TIME are taken.
+        stages: which of them.
     """
     time = min(time, MOST_TIME)
     shape = replace(config, num_layers=1)
     weights = stored(parameters | {"layers": {0: parameters["layers"][0]}}, precision)
     table = Table(precision)
     with jax.enable_x64(precision == "float64"), _one_thread():
-        for stage in STAGES:
+        for stage in stages:
             start = stage_start(stage, shape, weights, precision=precision)
             count = UPDATES * start.train.accumulation_steps
             batches = [stage_batch(stage, shape, seed=seed, time=time) for seed in range(count)]

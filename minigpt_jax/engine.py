@@ -106,7 +106,10 @@ class JaxEngine:
             frozen: what is not trained: the base in lora, the teacher in distill, the reference in dpo.
         """
         high = jnp.promote_types(self._dtype, jnp.float32)
-        on_device, self._frozen = jax.tree.map(lambda leaf: jnp.asarray(leaf, high), (trained, frozen))
+        # Placed on the device by name, as a checkpoint's arrays are: otherwise a resumed run would compile anew.
+        on_device, self._frozen = jax.device_put(
+            jax.tree.map(lambda leaf: np.asarray(leaf, high), (trained, frozen)), self.device
+        )
         # Compiled as one: leaf by leaf, each shape would be a compilation of its own.
         fresh = jax.jit(partial(init_state, config=self._train, total_updates=self._total_updates))
         self._state = fresh(on_device)

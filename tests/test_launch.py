@@ -294,6 +294,15 @@ def test_a_run_can_roll_back_and_go_on_with_half_the_rate(tmp_path):
     assert (rates[2], rates[3]) == (pytest.approx(3e-3), pytest.approx(1.5e-3))
 
 
+def test_a_restored_state_is_trained_by_the_step_that_was_compiled_for_a_fresh_one(tmp_path, caplog):
+    config = small_config(tmp_path, max_non_finite_steps=2, on_non_finite="rollback")
+    with jax.log_compiles(), caplog.at_level("WARNING", logger="jax"):
+        result = train(config, poisoned(lambda index: index in (3, 4)))
+    assert events(result.directory, "rolled back")
+    compiled = [line for line in caplog.messages if line.startswith("Finished XLA compilation of jit(step)")]
+    assert len(compiled) == 2  # one to train, one to validate
+
+
 def test_every_rollback_halves_the_rate_until_the_run_stops(tmp_path):
     config = small_config(tmp_path, epochs=1.0, max_non_finite_steps=1, on_non_finite="rollback", save_interval=2)
     result = train(config, poisoned(lambda index: index >= 3))

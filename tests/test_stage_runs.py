@@ -30,7 +30,7 @@ WORDS = ["red", "blue", "green", "old", "new", "small", "large", "round"]
 def own_cache(tmp_path_factory):
     """Token caches away from the person's own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
 
 
