@@ -6,17 +6,27 @@ Framework-free. S = B*T positions, D hidden, F ffn, V vocabulary, N query heads,
 import resource
 import sys
 
+from minigpt_jax.adapter_tree import adapter_count
 from minigpt_jax.config import ModelConfig, TrainConfig
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Number of trained parameters; a tied head counts once."""
+    """Number of the model's parameters; a tied head counts once."""
     embedding = config.vocab_size * config.hidden_size
     head = 0 if config.tie_word_embeddings else embedding
     norms = config.hidden_size * (2 * config.num_layers + 1)
     if config.qk_norm:
         norms += 2 * config.head_dim * config.num_layers
     return embedding + head + norms + config.num_layers * _matrices_of_block(config)
+
+
+def trained_parameter_count(config: ModelConfig, train: TrainConfig) -> int:
+    """Number of parameters that the stage trains: the adapters in lora, the model's own otherwise.
+
+    Raises:
+        UserError: in lora, the rank is larger than a side of a targeted matrix.
+    """
+    return adapter_count(config, train.lora) if train.stage == "lora" else parameter_count(config)
 
 
 def _matrices_of_block(config: ModelConfig) -> int:
@@ -37,17 +47,21 @@ def training_flops_per_token(config: ModelConfig, *, time: int, supervised: floa
     return 6 * (matrices + attention)
 
 
-def training_bytes(config: ModelConfig, train: TrainConfig) -> int:
+def training_bytes(config: ModelConfig, train: TrainConfig, *, teacher: ModelConfig | None = None) -> int:
     """Estimated peak device memory of a training step in bytes.
 
-    Parameters, gradients, the accumulator and the optimizer's moments; the activations that the backward pass keeps;
-    one chunk of logits three times over and the head's gradient. An estimate: allocators add their own.
+    What is trained, its gradients, the accumulator and the optimizer's moments; what is not trained but computed with;
+    the activations that the backward pass keeps; one chunk of logits three times over and the head's gradient. An
+    estimate: allocators add their own.
     """
     master = 8 if train.dtype == "float64" else 4
     compute = {"float64": 8, "bfloat16": 2}.get(train.dtype or "float32", 4)
     assert train.batch_size is not None
     positions = train.batch_size * train.max_seq_len
-    states = parameter_count(config) * master * 5
+    frozen = 0 if teacher is None else parameter_count(teacher)
+    if train.stage == "lora" or (train.stage == "dpo" and train.reference == "copy"):
+        frozen += parameter_count(config)
+    states = (5 * trained_parameter_count(config, train) + frozen) * master
     kv_size, query_size = config.num_kv_heads * config.head_dim, config.num_heads * config.head_dim
     # Kept for each block: two norm inputs and outputs, q k v before and after rotation, context, gate, up, product.
     kept = 4 * config.hidden_size + 3 * query_size + 4 * kv_size + 3 * config.intermediate_size

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt_jax.config import TrainConfig
-from minigpt_jax.cost import parameter_count, training_bytes, training_flops_per_token
+from minigpt_jax.cost import parameter_count, trained_parameter_count, training_bytes, training_flops_per_token
 from minigpt_jax.data.cache_format import is_token_cache, open_token_cache
 from minigpt_jax.data.records import expand_paths, read_records
 from minigpt_jax.defaults import model_config, require_model_to_start_from, resolve
@@ -43,17 +43,18 @@ def expected_cost(
         config: as the person gave it.
         accelerator: the platform when it is not a CPU.
         matmul_flops: dtype name -> FLOPs per second of a large matrix product, measured.
-        open_model: finds the model that --init-from names.
+        open_model: finds the models that --init-from and --teacher name.
 
     Returns:
-        parameters, active_parameters, bytes_estimated (peak device memory of a step), tokens_per_update, updates,
-        tokens_estimated (of the whole run), seconds_estimated, and what was chosen.
+        parameters, active_parameters, trained_parameters, bytes_estimated (peak device memory of a step),
+        tokens_per_update, updates, tokens_estimated (of the whole run), seconds_estimated, and what was chosen.
     """
     if config.resume:
         raise UserError("--dry-run describes a run before it starts; leave --resume out")
     require_model_to_start_from(config)
     source = open_model(config.init_from).config if config.init_from is not None else None
     train = resolve(config, accelerator=accelerator, source=source)
+    teacher = open_model(train.teacher).config if train.teacher is not None else None
     model = model_config(train, source=source)
     assert train.batch_size is not None
     for inputs in (train.data, train.val_data):
@@ -71,7 +72,8 @@ def expected_cost(
         "dtype": train.dtype,
         "parameters": parameter_count(model),
         "active_parameters": parameter_count(model),
-        "bytes_estimated": training_bytes(model, train),
+        "trained_parameters": trained_parameter_count(model, train),
+        "bytes_estimated": training_bytes(model, train, teacher=teacher),
         "tokens_per_update": tokens_per_update,
         "updates": updates,
         "tokens_estimated": updates * tokens_per_update,

@@ -1,11 +1,13 @@
 """Costs by formula against what XLA counts."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from minigpt_jax.config import ModelConfig, TrainConfig
-from minigpt_jax.cost import parameter_count, training_bytes, training_flops_per_token
+from minigpt_jax.cost import parameter_count, trained_parameter_count, training_bytes, training_flops_per_token
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
 from minigpt_jax.objective import BatchArrays, summed_loss
@@ -46,3 +48,15 @@ def test_the_memory_of_a_larger_batch_is_larger():
 
 def test_the_memory_holds_at_least_parameters_gradients_accumulator_and_two_moments():
     assert training_bytes(ModelConfig(), TrainConfig(batch_size=1)) > 5 * 4 * parameter_count(ModelConfig())
+
+
+def test_a_stage_holds_moments_of_what_it_trains_and_one_copy_of_what_it_does_not():
+    model = ModelConfig()
+    trains = {stage: TrainConfig(stage=stage, batch_size=1) for stage in ("sft", "lora", "dpo", "distill")}
+    trains["dpo"] = replace(trains["dpo"], reference="copy")
+    teachers = {"distill": model}
+    of_stage = {stage: training_bytes(model, train, teacher=teachers.get(stage)) for stage, train in trains.items()}
+    copy = 4 * parameter_count(model)
+    assert trained_parameter_count(model, TrainConfig(stage="lora")) == 458_752
+    assert of_stage["dpo"] == of_stage["distill"] == of_stage["sft"] + copy
+    assert of_stage["sft"] - of_stage["lora"] == 4 * copy - 5 * 4 * 458_752
