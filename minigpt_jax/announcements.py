@@ -89,7 +89,9 @@ def conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
         if run.train.stage == "pretrain":
             say(f"Next, to make it answer: {python()} scripts/train.py --stage sft --init-from {path}")
         if run.train.data:
-            say(f"Next, to use it elsewhere: {python()} scripts/convert.py {path} {path}-hf --to hf")
+            is_lora = run.train.stage == "lora"
+            source, merging = (run.train.init_from, f" --merge-lora {path}") if is_lora else (path, "")
+            say(f"Next, to use it elsewhere: {python()} scripts/convert.py {source} {path}-hf --to hf{merging}")
         elif run.train.stage == "pretrain":
             say(
                 'Or, on your own text (one JSON object with a "text" a line): '

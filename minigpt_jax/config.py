@@ -180,7 +180,7 @@ class TrainConfig:
     epochs: float | None = None
     """Passes over the training data. Excludes steps; 1 when neither is given (more on the small sample corpus)."""
     batch_size: int | None = None
-    """Rows of one micro-batch."""
+    """Rows of one micro-batch; pairs in dpo, which are two rows each."""
     accumulation_steps: int = 1
     """Micro-batches that make one optimizer update."""
     max_seq_len: int = 512
@@ -290,7 +290,7 @@ class TrainConfig:
         _require(self.accumulation_steps < 2**31, f"--accumulation-steps {self.accumulation_steps} is too many")
         _require((self.epochs or 1) <= MOST_EPOCHS, f"--epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}")
         _require((self.learning_rate or 0) <= 1, f"--learning-rate must be at most 1, got {self.learning_rate}")
-        for name in ("data", "val_data", "mix_data", "out", "tokenizer", "init_from"):
+        for name in ("data", "val_data", "mix_data", "out", "tokenizer", "init_from", "teacher"):
             value = getattr(self, name)
             empty = value == "" or (isinstance(value, tuple) and "" in value)
             _require(not empty, f"{_flag(name)} is an empty name")
@@ -307,6 +307,8 @@ class TrainConfig:
             stages = STAGES_OF_OPTION.get(field.name)
             if stages is not None and self.stage not in stages and getattr(self, field.name) != field.default:
                 raise UserError(f"{_flag(field.name)} is for --stage {' or '.join(stages)}, not {self.stage}")
+        mixes = bool(self.mix_data) or self.mix_fraction == type(self).mix_fraction
+        _require(mixes, "--mix-fraction is a part of --mix-data, which is not given")
         _require(
             self.stage != "dpo" or self.batching != "packed",
             "--batching packed is not for --stage dpo: a pair's two sides stand in rows of their own; choose bucketed "
@@ -330,12 +332,13 @@ class TrainConfig:
 
     @property
     def stage_number(self) -> int:
-        """Place of the stage in `Stage`: with the seed it decides everything random that is not a first weight."""
+        """Place of the stage in `Stage`: with the seed it decides the order of the data and dropout."""
         return get_args(Stage).index(self.stage)
 
 
 STAGES_OF_OPTION: dict[str, tuple[Stage, ...]] = {
     "mix_data": ("sft", "lora", "distill"),
+    "mix_fraction": ("sft", "lora", "distill"),
     "over_long": ("sft", "lora", "dpo", "distill"),
     "chat_mask": ("sft", "lora", "dpo", "distill"),
     "lora_rank": ("lora",),
@@ -348,7 +351,7 @@ STAGES_OF_OPTION: dict[str, tuple[Stage, ...]] = {
     "teacher": ("distill",),
     "distill_alpha": ("distill",),
     "distill_temperature": ("distill",),
-    "initializer": ("pretrain",),
+    "initializer": ("pretrain", "distill"),
 }
 """Options that mean nothing in the other stages, and are refused there rather than ignored."""
 

@@ -34,13 +34,19 @@ def _matrices_of_block(config: ModelConfig) -> int:
     return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
 
 
+def rows_of_example(train: TrainConfig) -> int:
+    """Rows that one of `batch_size` examples takes: a pair has two."""
+    return 2 if train.stage == "dpo" else 1
+
+
 def training_flops_per_token(config: ModelConfig, *, time: int, supervised: float = 1.0) -> float:
     """Model FLOPs of forward and backward for one position of a row of `time` positions.
 
     6 for each weight of a matrix product (2 forward, 4 backward), the output head among them where a token is learned
     (`supervised` is the part of the tokens that is); and causal attention: scores and weighted sum over the
     (time + 1) / 2 positions that one position sees on average. Recomputation in the backward pass and the products with
-    the mask's upper triangle are not model FLOPs and are not counted.
+    the mask's upper triangle are not model FLOPs and are not counted. Counted as if every weight were trained: in lora
+    that is about a half too much; a teacher or a copied reference is not counted.
     """
     matrices = config.num_layers * _matrices_of_block(config) + supervised * config.vocab_size * config.hidden_size
     attention = config.num_layers * 2 * config.num_heads * config.head_dim * (time + 1) / 2
@@ -57,7 +63,7 @@ def training_bytes(config: ModelConfig, train: TrainConfig, *, teacher: ModelCon
     master = 8 if train.dtype == "float64" else 4
     compute = {"float64": 8, "bfloat16": 2}.get(train.dtype or "float32", 4)
     assert train.batch_size is not None
-    positions = train.batch_size * train.max_seq_len
+    positions = train.batch_size * rows_of_example(train) * train.max_seq_len
     frozen = 0 if teacher is None else parameter_count(teacher)
     if train.stage == "lora" or (train.stage == "dpo" and train.reference == "copy"):
         frozen += parameter_count(config)

@@ -10,10 +10,10 @@ from minigpt_jax.config import ModelConfig, Stage, TrainConfig, preset, preset_n
 from minigpt_jax.errors import UserError
 
 SAMPLE_EPOCHS: dict[Stage, float] = {"pretrain": 2.5, "sft": 4.0, "lora": 4.0, "dpo": 1.0, "distill": 4.0}
-"""Passes over the sample corpus: about four minutes of the tiny preset on two CPU cores, and two."""
+"""Passes over the sample corpus; docs/results.md has the time that each stage takes."""
 
 RATE_OF_STAGE: dict[Stage, float] = {"pretrain": 1.0, "sft": 1 / 3, "lora": 1.0, "dpo": 1 / 100, "distill": 1 / 3}
-"""Part of the pretraining rate."""
+"""Part of the pretraining rate. Chosen on the sample corpus, not searched for."""
 
 BATCH_SIZE, SAMPLE_BATCH_SIZE = 8, 2
 """Rows of a micro-batch on a CPU; four times as many on an accelerator. The sample is so small that more updates are

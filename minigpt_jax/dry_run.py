@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from minigpt_jax.config import TrainConfig
-from minigpt_jax.cost import parameter_count, trained_parameter_count, training_bytes, training_flops_per_token
+from minigpt_jax.cost import (
+    parameter_count,
+    rows_of_example,
+    trained_parameter_count,
+    training_bytes,
+    training_flops_per_token,
+)
 from minigpt_jax.data.cache_format import is_token_cache, open_token_cache
 from minigpt_jax.data.records import expand_paths, read_records
 from minigpt_jax.defaults import model_config, require_model_to_start_from, resolve
@@ -60,7 +66,8 @@ def expected_cost(
     for inputs in (train.data, train.val_data):
         _check_first_records(inputs, train)
     data_tokens = _tokens_of(train.data)
-    tokens_per_update = train.batch_size * train.accumulation_steps * train.max_seq_len
+    rows_per_update = train.batch_size * rows_of_example(train) * train.accumulation_steps
+    tokens_per_update = rows_per_update * train.max_seq_len
     if train.steps is not None:
         updates = train.steps
     else:

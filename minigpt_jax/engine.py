@@ -176,8 +176,7 @@ class JaxEngine:
     def log_probabilities(self, batches: Iterable[Batch]) -> list[NDArray[np.float64]]:
         """Log-probability of each row's answer under the model as it is now; [B] for each batch."""
         of_batch = jax.jit(partial(log_probabilities, self._graph))
-        results = [of_batch(self.state.parameters, _arrays(batch)) for batch in batches]
-        return [np.asarray(rows, np.float64) for rows in jax.device_get(results)]
+        return [np.asarray(of_batch(self.state.parameters, _arrays(batch)), np.float64) for batch in batches]
 
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:
         """The greedy continuation of each prompt, up to and without `stop_id`."""

@@ -57,7 +57,7 @@ def launch(
         given: the fields that the person set, as opposed to defaults.
         make_engine: makes the engine of a framework.
         accelerator: the engine's platform when it is not a CPU.
-        open_model: finds the model that --init-from names.
+        open_model: finds the models that --init-from and --teacher name.
 
     Raises:
         UserError: a mistake in the configuration or the data, a full disk, too little memory.
@@ -192,7 +192,8 @@ def _out_of_memory_advice(run: Run, engine: Engine) -> str:
         engine.wait()
     steps = engine.saved_steps()
     saved = f"the last checkpoint is step {steps[-1]}" if steps else "no checkpoint was saved yet"
+    examples = "pairs" if run.train.stage == "dpo" else "rows"
     return (
-        f"out of memory with {run.train.batch_size} rows of {run.train.max_seq_len} tokens ({saved}): "
+        f"out of memory with {run.train.batch_size} {examples} of {run.train.max_seq_len} tokens ({saved}): "
         "halve --batch-size and double --accumulation-steps, which trains the same, or lower --max-seq-len"
     )

@@ -102,13 +102,14 @@ def _token_objective(graph: Graph, config: TrainConfig) -> Objective:
 
 def _adapter_objective(graph: Graph, config: TrainConfig) -> Objective:
     def objective(trained: Tree, frozen: Tree, batch: BatchArrays, dropout_key: jax.Array | None) -> LossSums:
-        adapter_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
+        # One key for each: the numbers that both draw would otherwise be the same ones.
+        model_key, adapter_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         loss = summed_loss(
             graph,
             frozen,
             batch,
             dropout_rate=config.dropout,
-            dropout_key=dropout_key,
+            dropout_key=model_key,
             adapters=layer_adapters(trained, config.lora, dropout_key=adapter_key),
             sparse=True,
         )

@@ -1,8 +1,8 @@
 """From the gradients of summed losses to a parameter update.
 
-Choices: `optax.MultiSteps` sums micro-gradients and, beside them, their supervised tokens; the update divides the one
-by the other, so a window's gradient is the mean over its tokens however it is cut into micro-batches. Global-norm
-clipping and AdamW follow torch's formulas. The schedule counts updates, not micro-batches.
+Choices: `optax.MultiSteps` sums micro-gradients and, beside them, their terms (supervised tokens, or pairs in dpo);
+the update divides the one by the other, so a window's gradient is the mean over its terms however it is cut into
+micro-batches. Global-norm clipping and AdamW follow torch's formulas. The schedule counts updates, not micro-batches.
 
 An "augmented" tree is {"parameters": tree, "tokens": scalar}: what MultiSteps accumulates.
 """
@@ -117,7 +117,7 @@ def _mean_over_tokens(inner: optax.GradientTransformation) -> optax.GradientTran
 
 
 def accumulate(optimizer: optax.GradientTransformation, *, accumulation_steps: int, dtype: Any) -> optax.MultiSteps:
-    """MultiSteps over augmented trees. A micro-gradient that is not finite, or has no supervised token, is rejected.
+    """MultiSteps over augmented trees. A micro-gradient that is not finite, or has no term, is rejected.
 
     A rejected one leaves every accumulator, moment and counter as it was, and does not count towards the window.
     """

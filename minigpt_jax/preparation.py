@@ -66,7 +66,7 @@ def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | N
     if train.stage == "lora":
         adapter_shapes(model, train.lora)
     if teacher is not None:
-        _require_one_vocabulary(teacher, model, tokenizer, train)
+        _require_teacher_fits(teacher, model, tokenizer, train)
     with tokenizing_progress() as on_progress:
         corpus = load_corpus(train, tokenizer, model_vocab_size=model.vocab_size, on_progress=on_progress)
     total_updates = train.steps or math.ceil(len(corpus.training) / train.accumulation_steps)
@@ -84,8 +84,8 @@ def _open_teacher(train: TrainConfig, open_model: ModelOpener) -> Model | None:
     return open_model(train.teacher) if train.stage == "distill" and train.teacher is not None else None
 
 
-def _require_one_vocabulary(teacher: Model, model: ModelConfig, tokenizer: Tokenizer, train: TrainConfig) -> None:
-    """Refuse a teacher whose distribution is over other tokens than the student's.
+def _require_teacher_fits(teacher: Model, model: ModelConfig, tokenizer: Tokenizer, train: TrainConfig) -> None:
+    """Refuse a teacher whose distribution is over other tokens than the student's, or that reads shorter rows.
 
     Raises:
         UserError: it is.
@@ -95,6 +95,9 @@ def _require_one_vocabulary(teacher: Model, model: ModelConfig, tokenizer: Token
             f"--teacher {train.teacher} has a vocabulary of {teacher.config.vocab_size}, the student one of "
             f"{model.vocab_size}; a teacher needs the student's own"
         )
+    longest = teacher.config.max_position_embeddings
+    if train.max_seq_len > longest:
+        raise UserError(f"--max-seq-len {train.max_seq_len} is more than the {longest} of --teacher {train.teacher}")
     if teacher.require_tokenizer().sha256 != tokenizer.sha256:
         raise UserError(
             f"--teacher {train.teacher} was trained with another tokenizer than the student; equal ids would mean "

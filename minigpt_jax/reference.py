@@ -5,13 +5,14 @@ Framework-free. They take the place of a second model in memory and of its forwa
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minigpt_jax.console import say
+from minigpt_jax.data.batching import Batch
 from minigpt_jax.data.pairs import PairSource, reference_by_document
 from minigpt_jax.errors import UserError
 from minigpt_jax.files import replace_file
@@ -31,8 +32,10 @@ def compute_reference(run: Run, engine: Engine) -> None:
     say("computing the log-probabilities of all answers under the first model")
     arrays: dict[str, Any] = {}
     for name, source in _sources(run):
-        batches = list(source.each_once())
-        arrays[name] = reference_by_document(source.num_documents, batches, engine.log_probabilities(batches))
+        documents: list[tuple[int, ...]] = []
+        rows = engine.log_probabilities(_noting(source.each_once(), documents))
+        arrays[f"{name}_key"] = np.array(source.key)
+        arrays[name] = reference_by_document(source.num_documents, documents, rows)
         source.take_reference(arrays[name])
     content = io.BytesIO()
     np.savez(content, **arrays)
@@ -50,11 +53,20 @@ def read_reference(run: Run) -> None:
         with np.load(path) as arrays:
             for name, source in _sources(run):
                 values = arrays[name]
+                if str(arrays[f"{name}_key"]) != source.key:
+                    raise ValueError(f"the {name} data changed")
                 if values.shape != (source.num_documents,):
                     raise ValueError(f"it has {len(values)} answers, not {source.num_documents}")
                 source.take_reference(values)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is missing or damaged, and the run cannot be resumed without it ({error})") from error
+
+
+def _noting(batches: Iterable[Batch], documents: list[tuple[int, ...]]) -> Iterator[Batch]:
+    """The batches, one at a time; which documents each has is all that is kept of it."""
+    for batch in batches:
+        documents.append(batch.documents)
+        yield batch
 
 
 def _path(run: Run) -> Path:

@@ -55,7 +55,7 @@ class Request:
 
 
 def read_command_line(arguments: list[str]) -> Request:
-    """The command line, on top of --config's file where one is named.
+    """The command line, on top of --config's file and, beneath that, --recipe's values.
 
     Raises:
         UserError: an unknown option, or a value that cannot be.
@@ -73,7 +73,7 @@ def read_command_line(arguments: list[str]) -> Request:
             base |= dict.fromkeys(LENGTHS)
         command = parse(TrainCommand, arguments, default=TrainCommand(**base))
         given |= set(beneath)
-    for name in ("data", "val_data"):
+    for name in ("data", "val_data", "mix_data"):
         if name in given and not getattr(command, name):
             raise UserError(f"--{name.replace('_', '-')} names no file")
     if command.json is not None and not command.dry_run:

@@ -186,7 +186,7 @@ class TorchEngine:
     @torch.no_grad()
     def log_probabilities(self, batches: Iterable[Batch]) -> list[NDArray[np.float64]]:
         """Log-probability of each row's answer under the model as it is now; [B] for each batch."""
-        rows = [log_probabilities(self.state.model, self._tensors(batch)) for batch in batches]
+        rows = (log_probabilities(self.state.model, self._tensors(batch)) for batch in batches)
         return [as_array(each).astype(np.float64) for each in rows]
 
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:

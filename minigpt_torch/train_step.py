@@ -1,7 +1,8 @@
 """One micro-batch of training, and the evaluation step, in eager PyTorch.
 
-The gradients of summed losses are added up over a window beside their supervised tokens; the update divides the one
-by the other. What optax.MultiSteps does for the twin, minigpt_jax/train_step.py, stands here in plain sight.
+The gradients of summed losses are added up over a window beside their terms (supervised tokens, or pairs in dpo);
+the update divides the one by the other. What optax.MultiSteps does for the twin, minigpt_jax/train_step.py, stands
+here in plain sight.
 
 B batch  T time  S = B*T positions  D hidden
 """
@@ -112,7 +113,7 @@ def train_step(
 ) -> StepMetrics:
     """Add one micro-batch to the window, and update the model when the window is full.
 
-    A micro-batch whose loss or gradient is not finite, or that has no supervised token, changes nothing and does not
+    A micro-batch whose loss or gradient is not finite, or that has no term, changes nothing and does not
     count towards the window; neither does one whose update would leave a parameter not finite.
     """
     loss_sums = objective(state.models, batch, config, dropout_masks)

@@ -106,12 +106,13 @@ def training(**changes):
 def shared_masks(model, config, *, key, num_positions):
     """What JAX keeps under a step's dropout key, for PyTorch."""
     of_model, of_adapters = None, None
+    if config.stage == "lora":
+        key, own_key = jax.random.split(key)
     if config.dropout > 0:
         keys = jax.random.split(key, 2 * model.num_layers + 1)
         shape = (num_positions, model.hidden_size)
         of_model = [keep_mask(each, rate=config.dropout, shape=shape) for each in keys]
     if config.stage == "lora":
-        own_key = jax.random.fold_in(key, 1)
         of_adapters = adapter_masks(model, config.lora, num_positions=num_positions, dropout_key=own_key)
     return jax.tree.map(
         lambda mask: torch.from_numpy(np.array(mask)), torch_objective.DropoutMasks(of_model, of_adapters)

@@ -16,7 +16,7 @@ class Convert:
 
     source: tyro.conf.Positional[str]
     """A run directory (its best checkpoint), a Hugging Face directory, a .safetensors or a .pth file; or an adapter: a
-    PEFT directory, with --to peft also MiniMind's .pth."""
+    run of --stage lora, a PEFT directory, with --to peft also MiniMind's .pth."""
     target: tyro.conf.Positional[str]
     """The new file or directory."""
     to: Format | AdapterFormat
@@ -24,8 +24,8 @@ class Convert:
     dtype: FileDType = "float32"
     """Precision of the weights in the file: float32, or float16 as MiniMind's own."""
     merge_lora: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Adapter to merge into the model before it is written: a PEFT directory or MiniMind's .pth. Given again, another
-    one after it."""
+    """Adapter to merge into the model before it is written: a run of --stage lora, a PEFT directory or MiniMind's
+    .pth. Given again, another one after it."""
 
 
 def main(command: Convert) -> None:

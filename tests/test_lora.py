@@ -13,8 +13,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from minigpt_jax import objective
 from minigpt_jax.adapter_tree import adapted_modules, adapter_count, adapter_shapes, merge
-from minigpt_jax.config import PRESETS, ModelConfig
+from minigpt_jax.config import PRESETS, ModelConfig, TrainConfig
 from minigpt_jax.cost import parameter_count
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.adapters import Adapter, from_minimind, read_peft, to_minimind, without_factor, write_peft
@@ -172,6 +173,20 @@ def test_each_adapter_has_a_mask_of_its_own():
     assert [mask.shape for mask in masks] == [(500, 40), (500, 32), (500, 40), (500, 32)]
     assert all(abs(mask.mean() - 0.7) < 5 * np.sqrt(0.21 / mask.size) for mask in masks)
     assert len({np.asarray(mask).tobytes() for mask in masks}) == len(masks)
+
+
+def test_model_and_adapters_do_not_draw_the_same_numbers(monkeypatch):
+    keys = {}
+    monkeypatch.setattr(
+        objective, "layer_adapters", lambda tree, lora, *, dropout_key: keys.update(adapters=dropout_key)
+    )
+    monkeypatch.setattr(
+        objective, "summed_loss", lambda *_, dropout_key, **__: keys.update(model=dropout_key) or jnp.zeros(())
+    )
+    arrays = objective.BatchArrays(*[jnp.zeros((1, 4), jnp.int32)] * 5)
+    objective.make_objective(None, TrainConfig(stage="lora"))({}, {}, arrays, jax.random.key(0))
+    of_masks = [jax.random.key_data(key) for key in jax.random.split(keys["model"], 64)]
+    assert not any((jax.random.key_data(keys["adapters"]) == each).all() for each in of_masks)
 
 
 def test_the_branch_computes_in_the_compute_dtype():

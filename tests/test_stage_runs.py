@@ -174,6 +174,9 @@ def test_what_a_stage_cannot_do_without_is_asked_for_before_anything_is_written(
     [
         ({"stage": "sft", "lora_rank": 4}, "--lora-rank is for --stage lora, not sft"),
         ({"stage": "pretrain", "mix_data": ("a",)}, "--mix-data is for --stage sft or lora or distill, not pretrain"),
+        ({"stage": "pretrain", "mix_fraction": 0.5}, "--mix-fraction is for --stage sft or lora or distill"),
+        ({"stage": "sft", "mix_fraction": 0.5}, "--mix-fraction is a part of --mix-data, which is not given"),
+        ({"stage": "distill", "teacher": ""}, "--teacher is an empty name"),
         ({"stage": "lora", "teacher": "a"}, "--teacher is for --stage distill, not lora"),
         ({"stage": "dpo", "batching": "packed"}, "--batching packed is not for --stage dpo"),
         ({"stage": "dpo", "label_smoothing": 0.5}, "--label-smoothing must be 0 or more and below 0.5"),
@@ -230,6 +233,25 @@ def test_a_dpo_run_without_its_reference_file_is_not_resumed(base, tmp_path):
     (tmp_path / "run" / "reference.npz").write_bytes(b"PK damaged")
     with pytest.raises(UserError, match=r"reference.npz is missing or damaged"):
         run(dataclasses.replace(config, resume=True))
+
+
+def test_a_dpo_run_whose_validation_data_changed_is_not_resumed(base, tmp_path):
+    held_out = write_lines(tmp_path / "held_out.jsonl", [pair(number) for number in range(100, 108)])
+    config = config_of(base, tmp_path / "run", "dpo", val_data=(str(held_out),))
+    run(config, stop_at=3)
+    write_lines(held_out, [pair(number) for number in range(200, 208)])
+    with pytest.raises(UserError, match="the validation data changed"):
+        run(dataclasses.replace(config, resume=True))
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_no_more_than_every_position_is_real_where_the_last_batch_is_dropped(base, tmp_path, stage):
+    options = {"batch_size": 7, "batching": "padded", "steps": None, "epochs": 1}
+    whole, dropped = (
+        corpus_of(config_of(base, tmp_path, stage, drop_last=drop, **options)).training for drop in (False, True)
+    )
+    assert len(dropped) < len(whole)
+    assert dropped.real_fraction == whole.real_fraction <= 1
 
 
 def corpus_of(config):

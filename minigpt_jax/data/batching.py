@@ -141,12 +141,12 @@ class BatchSource:
 
     @property
     def predictions_per_epoch(self) -> int:
-        """Positions of one pass that are not padding."""
+        """Positions of one pass that are not padding, before `drop_last` leaves any out."""
         return int(self._pieces.length.sum(dtype=np.int64))
 
     @property
     def supervised_per_epoch(self) -> int:
-        """Tokens of one pass that are learned."""
+        """Tokens of one pass that are learned, before `drop_last` leaves any out."""
         return int(self._supervised_counts().sum())
 
     def text_bytes(self, bytes_of_token: NDArray[np.integer]) -> int:
@@ -174,8 +174,8 @@ class BatchSource:
 
     @property
     def real_fraction(self) -> float:
-        """Part of one pass's positions that is not padding; the same in every epoch."""
-        return self.predictions_per_epoch / self._layout.num_positions
+        """Part of one pass's positions that is not padding, before `drop_last` leaves any out."""
+        return self.predictions_per_epoch / dataclasses.replace(self._layout, drop_last=False).num_positions
 
     def epoch_of(self, index: int) -> float:
         """Passes over the data completed when micro-batches 0 to index - 1 are done."""

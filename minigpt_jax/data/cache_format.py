@@ -106,7 +106,7 @@ class TokenCache:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, the two marks of each document included."""
+        """Number of tokens, marks included."""
         return self.report.tokens
 
     @property
@@ -116,7 +116,7 @@ class TokenCache:
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """Tokens of each document, its two marks included."""
+        """Tokens of each document, marks included."""
         return self._entries["length"]
 
     @property

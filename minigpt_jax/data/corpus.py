@@ -208,10 +208,12 @@ def _usable(cache: TokenCache, documents: IntArray, config: TrainConfig) -> tupl
 
 
 def _mixed(cache: TokenCache, documents: IntArray, config: TrainConfig) -> IntArray:
-    """All conversations, and as much text as makes up `mix_fraction` of the tokens that are learned."""
+    """All conversations, and as much text as makes up `mix_fraction` of the tokens that are learned, if there is."""
     is_text = cache.is_text[documents]
     chats, texts = documents[~is_text], documents[is_text]
-    learned = cache.supervised_counts(np.iinfo(np.int32).max)
+    # Rows hold the whole of a text, and the beginning of a conversation.
+    whole = cache.supervised_counts(np.iinfo(np.int32).max)
+    learned = np.where(cache.is_text, whole, cache.supervised_counts(config.max_seq_len + 1))
     wanted = learned[chats].sum() * config.mix_fraction / (1 - config.mix_fraction)
     order = np.argsort(np.random.PCG64([config.seed, int.from_bytes(b"mix", "big")]).random_raw(len(texts)))
     enough = np.searchsorted(np.cumsum(learned[texts[order]]), wanted) + 1

@@ -43,19 +43,24 @@ class PairSource(BatchSource):
         self._reference = log_probabilities
 
     @property
+    def key(self) -> str:
+        """Hash of all documents and of how they were tokenized."""
+        return self._cache.key
+
+    @property
     def num_documents(self) -> int:
         """Documents of the cache, the length of `reference_by_document`."""
         return self._cache.num_documents
 
     @property
     def predictions_per_epoch(self) -> int:
-        """Positions of one pass that are not padding."""
+        """Positions of one pass that are not padding, before `drop_last` leaves any out."""
         return int(sum((self._side_lengths(side) - 1).sum() for side in (0, 1)))
 
     @property
     def real_fraction(self) -> float:
-        """Part of one pass's positions that is not padding."""
-        return self.predictions_per_epoch / (2 * self._layout.num_positions)
+        """Part of one pass's positions that is not padding, before `drop_last` leaves any out."""
+        return self.predictions_per_epoch / (2 * dataclasses.replace(self._layout, drop_last=False).num_positions)
 
     def _side_lengths(self, side: int) -> IntArray:
         return np.minimum(self._cache.lengths[self._documents + side].astype(np.int64), self._max_seq_len + 1)
@@ -96,18 +101,18 @@ def evaluation_pairs(
 
 
 def reference_by_document(
-    num_documents: int, batches: Sequence[Batch], row_values: Sequence[NDArray[np.floating]]
+    num_documents: int, documents: Sequence[tuple[int, ...]], row_values: Sequence[NDArray[np.floating]]
 ) -> NDArray[np.float64]:
     """One value for each document of a cache, from one value for each row of these batches; NaN where there is none.
 
     Args:
         num_documents: of the cache.
-        batches: of a `PairSource`.
+        documents: those of each batch of a `PairSource`.
         row_values: [B] of each batch.
     """
     values = np.full(num_documents, np.nan)
-    for batch, rows in zip(batches, row_values, strict=True):
-        chosen, num_pairs = np.array(batch.documents), len(rows) // 2
+    for pairs, rows in zip(documents, row_values, strict=True):
+        chosen, num_pairs = np.array(pairs), len(rows) // 2
         values[chosen], values[chosen + 1] = rows[: len(chosen)], rows[num_pairs : num_pairs + len(chosen)]
     return values
 
