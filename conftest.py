@@ -1,11 +1,52 @@
-"""Tests side by side: each of pytest-xdist's workers has cores of its own.
+"""Tests side by side, and what both directories of tests share.
 
-JAX and PyTorch take every core they see, and two of them on the same two cores are slower than one after the other. A
-worker's share is set here, before either is loaded.
+Each of pytest-xdist's workers has cores of its own. JAX and PyTorch take every core they see, and two of them on the
+same two cores are slower than one after the other. A worker's share is set here, before either is loaded.
 """
 
 import os
 
+import pytest
+from hypothesis import HealthCheck, settings
+
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
     number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[number::count] or os.sched_getaffinity(0))
+
+# A first example may compile for seconds, so examples have no deadline.
+settings.register_profile("minigpt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("minigpt")
+
+
+@pytest.fixture
+def float64():
+    """JAX with 64-bit floats for the length of one test."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def run_environment(tmp_path_factory):
+    """For whole runs of a few steps: caches away from the person's own, which the tests share, and little compiling.
+
+    Compiling takes longer than such a run, so XLA is asked for few optimizations.
+    """
+    import jax
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def as_it_was():
+    """JAX's 64-bit floats, which a float64 run switches on, are as before when the test ends."""
+    import jax
+
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)

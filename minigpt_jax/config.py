@@ -326,6 +326,11 @@ class TrainConfig:
         return LoraConfig(self.lora_rank, self.lora_alpha, self.lora_dropout, self.lora_targets)
 
     @property
+    def holds_first_model(self) -> bool:
+        """Whether every step computes with the model that the run was started from, which stays as it is."""
+        return self.stage == "lora" or (self.stage == "dpo" and self.reference == "copy")
+
+    @property
     def has_unlearned_tokens(self) -> bool:
         """Whether the data has tokens that are read and not learned, as conversations have."""
         return self.stage != "pretrain"

@@ -65,7 +65,7 @@ def training_bytes(config: ModelConfig, train: TrainConfig, *, teacher: ModelCon
     assert train.batch_size is not None
     positions = train.batch_size * rows_of_example(train) * train.max_seq_len
     frozen = 0 if teacher is None else parameter_count(teacher)
-    if train.stage == "lora" or (train.stage == "dpo" and train.reference == "copy"):
+    if train.holds_first_model:
         frozen += parameter_count(config)
     states = (5 * trained_parameter_count(config, train) + frozen) * master
     kv_size, query_size = config.num_kv_heads * config.head_dim, config.num_heads * config.head_dim

@@ -8,7 +8,7 @@ B batch  T time
 
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def accelerator() -> str | None:
     return None if platform == "cpu" else str(platform)
 
 
+@cache
 def matmul_flops(dtype: jnp.dtype) -> float:
     """FLOPs per second of a large matrix product on the first device: the best of three."""
     size = 2048 if jax.devices()[0].platform == "cpu" else 8192
@@ -237,7 +238,7 @@ class JaxEngine:
         return int(stats["peak_bytes_in_use"]) if stats and "peak_bytes_in_use" in stats else None
 
     def matmul_flops(self) -> float:
-        """FLOPs per second of a large matrix product in the compute dtype, measured now."""
+        """FLOPs per second of a large matrix product in the compute dtype; measured once in a process."""
         return matmul_flops(self._dtype)
 
     def is_out_of_memory(self, error: BaseException) -> bool:

@@ -47,6 +47,4 @@ def first_weights(run: Run) -> FirstWeights:
     if train.stage == "distill":
         assert run.teacher is not None
         return FirstWeights(start, run.teacher.read_parameters())
-    if train.stage == "dpo" and train.reference == "copy":
-        return FirstWeights(start, start)
-    return FirstWeights(start, None)
+    return FirstWeights(start, start if train.holds_first_model else None)

@@ -48,7 +48,7 @@ def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | N
         model, stored = directory.read_config()
         train = resumed_config(stored, config, given, where=directory.path)
         tokenizer = directory.read_tokenizer()
-        if train.init_from is not None and (_needs_source(train) or not directory.saved_steps()):
+        if train.init_from is not None and (train.holds_first_model or not directory.saved_steps()):
             source = open_model(train.init_from)
             if source.config != model:
                 raise UserError(f"{train.init_from} is not the model that {directory.path} was started from")
@@ -73,11 +73,6 @@ def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | N
     if train.warmup_steps is None:
         train = dataclasses.replace(train, warmup_steps=default_warmup(total_updates))
     return Run(directory, model, train, tokenizer, corpus, total_updates, source, teacher)
-
-
-def _needs_source(train: TrainConfig) -> bool:
-    """Whether a step computes with the model that the run was started from."""
-    return train.stage == "lora" or (train.stage == "dpo" and train.reference == "copy")
 
 
 def _open_teacher(train: TrainConfig, open_model: ModelOpener) -> Model | None:

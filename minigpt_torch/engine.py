@@ -6,6 +6,7 @@ what that of the twin, minigpt_jax/engine.py, does; steps are eager, so `read` h
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def accelerator() -> str | None:
     return {"cuda": "gpu", "mps": "mps", "cpu": None}[find_device().type]
 
 
+@cache
 def matmul_flops(dtype_name: str) -> float:
     """FLOPs per second of a large matrix product on the device: the best of three."""
     device, dtype = find_device(), getattr(torch, dtype_name)
@@ -236,7 +238,7 @@ class TorchEngine:
         return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
 
     def matmul_flops(self) -> float:
-        """FLOPs per second of a large matrix product in the compute dtype, measured now."""
+        """FLOPs per second of a large matrix product in the compute dtype; measured once in a process."""
         return matmul_flops(self._train.dtype or "float32")
 
     def is_out_of_memory(self, error: BaseException) -> bool:

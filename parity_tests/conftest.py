@@ -7,15 +7,6 @@ from minigpt_bridge.bounds import BOUNDS
 
 
 @pytest.fixture
-def float64():
-    """JAX with 64-bit floats for the length of one test."""
-    import jax
-
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
 def bound():
     """The bounds in float64."""
     return BOUNDS["float64"]

@@ -1,6 +1,5 @@
 """What must not pass for a model: damaged files, tensors that are no weights, configs that are of another function."""
 
-import dataclasses
 import json
 import shutil
 from contextlib import suppress
@@ -12,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.numpy import load_file, save_file  # noqa: E402
-from small_runs import small_config  # noqa: E402
+from small_runs import small_config, train  # noqa: E402
 from test_formats import SERIES_2, written  # noqa: E402
 
 from minigpt_bridge.convert import convert  # noqa: E402
-from minigpt_bridge.engines import choose_engine  # noqa: E402
 from minigpt_bridge.models import open_model  # noqa: E402
 from minigpt_jax.errors import UserError  # noqa: E402
-from minigpt_jax.launch import launch  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("run_environment")
 
 
 def reading(path):
@@ -162,16 +161,13 @@ def test_a_name_that_is_too_long_is_one_line(weights, tmp_path):
 # --- Runs ---
 
 
-def train(directory, backend, **changes):
-    config = small_config(directory, backend=backend, dtype="float32", **changes)
-    given = {field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default}
-    make = choose_engine(backend).make
-    return launch(config, given=given | {"backend"}, make_engine=make, accelerator=None, open_model=open_model)
+def resumable(directory, backend, **changes):
+    return small_config(directory, backend=backend, dtype="float32", **changes)
 
 
 def unfinished(directory, backend):
     """A run that has something left to do, and its directory."""
-    run = train(directory, backend).directory
+    run = train(resumable(directory, backend)).directory
     events = (run / "events.jsonl").read_text().splitlines()
     (run / "events.jsonl").write_text("".join(f"{line}\n" for line in events if "finished" not in line))
     shutil.rmtree(run / "checkpoints" / "6")
@@ -186,7 +182,7 @@ def test_a_run_whose_config_was_edited_is_not_resumed(tmp_path, backend, field):
     config["model"][field] *= 2
     (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="is not the one that was trained there"):
-        train(tmp_path, backend, resume=True)
+        train(resumable(tmp_path, backend, resume=True))
 
 
 @pytest.mark.parametrize("name", ["parameters", "optimizer"])
@@ -207,16 +203,16 @@ def test_a_torch_checkpoint_that_is_unlike_the_run_is_refused(tmp_path, name, ch
 
     changed(file, damage)
     with pytest.raises(UserError, match=message):
-        train(tmp_path, "torch", resume=True)
+        train(resumable(tmp_path, "torch", resume=True))
 
 
 def test_a_stray_directory_does_not_make_a_torch_run_a_jax_run(tmp_path):
     run = unfinished(tmp_path, "torch")
     (run / "checkpoints" / "5").mkdir()
     with pytest.raises(UserError, match=r"checkpoints/5 is damaged; delete it to continue from step 4"):
-        train(tmp_path, "torch", resume=True)
+        train(resumable(tmp_path, "torch", resume=True))
     (run / "checkpoints" / "5").rmdir()
-    assert train(tmp_path, "torch", resume=True).ending == "finished"
+    assert train(resumable(tmp_path, "torch", resume=True)).ending == "finished"
 
 
 def test_a_converted_run_is_a_start_and_nothing_to_resume(tmp_path, weights):
@@ -224,7 +220,7 @@ def test_a_converted_run_is_a_start_and_nothing_to_resume(tmp_path, weights):
     changes = {"model": None, "hidden_size": None, "num_layers": None, "steps": None, "learning_rate": None, "data": ()}
     changes |= {"batch_size": None, "max_seq_len": 512, "save_interval": 100}
     with pytest.raises(UserError, match="was converted, not trained; start from it with --init-from"):
-        train(tmp_path, "torch", resume=True, **changes)
+        train(resumable(tmp_path, "torch", resume=True, **changes))
 
 
 @pytest.mark.parametrize("inside", ["out", "checkpoints/9"])

@@ -4,69 +4,21 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 
-from small_runs import events, small_config, timeless_metrics  # noqa: E402
+from small_runs import events, saved_arrays, small_config, timeless_metrics, train  # noqa: E402
 
 from minigpt_bridge.bounds import BOUNDS  # noqa: E402
-from minigpt_bridge.engines import choose_engine, take_over  # noqa: E402
-from minigpt_bridge.models import open_model, read_tree  # noqa: E402
+from minigpt_bridge.engines import take_over  # noqa: E402
+from minigpt_bridge.models import read_tree  # noqa: E402
 from minigpt_jax.checkpoint import CheckpointStore  # noqa: E402
 from minigpt_jax.errors import UserError  # noqa: E402
-from minigpt_jax.formats.names import flatten  # noqa: E402
-from minigpt_jax.launch import launch  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Token caches away from the person's own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
-@pytest.fixture(autouse=True)
-def as_it_was():
-    """A float64 run switches JAX to 64 bits; what follows must not notice."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
-def run(config, *, stop_at=None):
-    """Train with the engine that `config` names; with `stop_at`, somebody presses Ctrl-C in that micro-batch."""
-    import signal
-
-    engine = choose_engine(config.backend)
-
-    def make(*arguments, **options):
-        made = engine.make(*arguments, **options)
-        step = made.train_step
-
-        def interrupted(batch):
-            if batch.index == stop_at:
-                signal.raise_signal(signal.SIGINT)
-            return step(batch)
-
-        made.train_step = interrupted
-        return made
-
-    given = {field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default}
-    given |= {"backend"}
-    return launch(config, given=given, make_engine=make, accelerator=None, open_model=open_model)
-
-
-def everything(run_directory, step):
-    """Every array of a checkpoint, by path."""
-    checkpoints = run_directory / "checkpoints"
-    return {
-        f"{name}.{path}": np.asarray(leaf)
-        for name in ("parameters", "optimizer")
-        for path, leaf in flatten(read_tree(checkpoints, step, name)).items()
-    }
+pytestmark = pytest.mark.usefixtures("run_environment", "as_it_was")
 
 
 def config_of(directory, backend, **changes):
@@ -76,7 +28,7 @@ def config_of(directory, backend, **changes):
 
 
 def test_a_torch_run_leaves_the_same_directory_and_metrics_as_a_jax_run(tmp_path):
-    runs = [run(config_of(tmp_path, backend, steps=6)).directory for backend in ("jax", "torch")]
+    runs = [train(config_of(tmp_path, backend, steps=6)).directory for backend in ("jax", "torch")]
     names = [{path.name for path in directory.iterdir()} for directory in runs]
     assert names[0] == names[1]
     ours, theirs = (timeless_metrics(directory) for directory in runs)
@@ -89,7 +41,7 @@ def test_the_same_seed_starts_both_frameworks_with_the_same_weights(tmp_path):
     started = []
     for backend in ("jax", "torch"):
         config = config_of(tmp_path, backend, steps=1, learning_rate=1e-30, weight_decay=0.0, dtype="float32")
-        started.append(everything(run(config).directory, 1))
+        started.append(saved_arrays(train(config).directory, 1))
     for path, leaf in started[0].items():
         if path.startswith("parameters."):
             assert np.array_equal(leaf, started[1][path]), path
@@ -100,15 +52,15 @@ def test_the_same_seed_starts_both_frameworks_with_the_same_weights(tmp_path):
 def test_a_run_that_changes_frameworks_half_way_ends_where_either_ends(
     tmp_path, first, second, dtype, bound, bound_float32, relative_error
 ):
-    whole = {b: everything(run(config_of(tmp_path, b, dtype=dtype)).directory, 20) for b in ("jax", "torch")}
+    whole = {b: saved_arrays(train(config_of(tmp_path, b, dtype=dtype)).directory, 20) for b in ("jax", "torch")}
     mixed = config_of(tmp_path, first, out=str(tmp_path / "mixed"), dtype=dtype)
     # 23 micro-batches in: half a window is in the accumulator.
-    run(mixed, stop_at=22)
-    assert everything(tmp_path / "mixed", 11)["optimizer.micro_steps"] == 1
-    result = run(dataclasses.replace(mixed, backend=second, resume=True))
+    train(mixed, stop_at=22)
+    assert saved_arrays(tmp_path / "mixed", 11)["optimizer.micro_steps"] == 1
+    result = train(dataclasses.replace(mixed, backend=second, resume=True))
     assert result.ending == "finished"
     assert json.loads((result.directory / "config.json").read_text())["train"]["backend"] == second
-    ends = everything(result.directory, 20)
+    ends = saved_arrays(result.directory, 20)
     limit = (bound if dtype == "float64" else bound_float32).trajectory
     for other in whole.values():
         assert other.keys() == ends.keys()
@@ -119,14 +71,14 @@ def test_a_run_that_changes_frameworks_half_way_ends_where_either_ends(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_taking_checkpoints_over_and_back_changes_no_bit(tmp_path, backend, dtype):
-    directory = run(config_of(tmp_path, backend, dtype=dtype), stop_at=22).directory
+    directory = train(config_of(tmp_path, backend, dtype=dtype), stop_at=22).directory
     other = "torch" if backend == "jax" else "jax"
     step = max(int(path.name) for path in (directory / "checkpoints").iterdir() if path.name.isdigit())
-    before = everything(directory, step)
+    before = saved_arrays(directory, step)
     assert before["optimizer.micro_steps"] == 1
     take_over(directory / "checkpoints", other)
     take_over(directory / "checkpoints", backend)
-    after = everything(directory, step)
+    after = saved_arrays(directory, step)
     assert before.keys() == after.keys()
     for path, leaf in before.items():
         assert leaf.dtype == after[path].dtype, path
@@ -135,8 +87,8 @@ def test_taking_checkpoints_over_and_back_changes_no_bit(tmp_path, backend, dtyp
 
 @pytest.mark.parametrize("last", ["checkpoints becomes checkpoints.old", "checkpoints.jax becomes checkpoints"])
 def test_a_crash_while_checkpoints_are_taken_over_loses_none(tmp_path, monkeypatch, last):
-    directory = run(config_of(tmp_path, "torch", dtype="float32"), stop_at=21).directory
-    before = everything(directory, 10)
+    directory = train(config_of(tmp_path, "torch", dtype="float32"), stop_at=21).directory
+    before = saved_arrays(directory, 10)
     rename = Path.rename
 
     def rename_and_die(self, target):
@@ -150,7 +102,7 @@ def test_a_crash_while_checkpoints_are_taken_over_loses_none(tmp_path, monkeypat
     monkeypatch.setattr(Path, "rename", rename)
     for backend in ("jax", "torch"):
         take_over(directory / "checkpoints", backend)
-        after = everything(directory, 10)
+        after = saved_arrays(directory, 10)
         assert all(np.array_equal(before[path], after[path]) for path in before)
     assert [path.name for path in directory.glob("checkpoints*")] == ["checkpoints"]
 
@@ -161,7 +113,7 @@ def test_a_damaged_checkpoint_is_not_taken_over_and_stays_as_it_is(tmp_path, mon
     monkeypatch.setattr(
         CheckpointStore, "close", lambda store, close=CheckpointStore.close: closed.append(close(store))
     )
-    directory = run(config_of(tmp_path, backend, dtype="float32", steps=1)).directory
+    directory = train(config_of(tmp_path, backend, dtype="float32", steps=1)).directory
     checkpoint, other = directory / "checkpoints" / "1", "torch" if backend == "jax" else "jax"
     damaged = [path for path in checkpoint.rglob("*") if path.is_file() and "optimizer" in str(path)]
     for path in damaged:
@@ -177,10 +129,10 @@ def test_a_damaged_checkpoint_is_not_taken_over_and_stays_as_it_is(tmp_path, mon
 
 def test_a_torch_run_resumes_bit_for_bit_with_dropout(tmp_path):
     options = {"dtype": "float32", "dropout": 0.1, "accumulation_steps": 3, "steps": 6}
-    whole = everything(run(config_of(tmp_path, "torch", **options)).directory, 6)
+    whole = saved_arrays(train(config_of(tmp_path, "torch", **options)).directory, 6)
     config = config_of(tmp_path, "torch", out=str(tmp_path / "second"), **options)
-    run(config, stop_at=7)
-    ends = everything(run(dataclasses.replace(config, resume=True)).directory, 6)
+    train(config, stop_at=7)
+    ends = saved_arrays(train(dataclasses.replace(config, resume=True)).directory, 6)
     assert all(np.array_equal(whole[path], ends[path]) for path in whole)
 
 
@@ -194,25 +146,23 @@ def test_a_torch_run_skips_a_micro_batch_that_is_not_finite(tmp_path):
             return super().train_step(batch)
 
     config = config_of(tmp_path, "torch", steps=4, dtype="float32")
-    directory = launch(
-        config, given={"backend"}, make_engine=Poisoned, accelerator=None, open_model=open_model
-    ).directory
+    directory = train(config, Poisoned).directory
     (event,) = events(directory, "skipped micro-batch")
     assert event["reason"] == "not finite"
-    assert all(np.isfinite(leaf).all() for leaf in everything(directory, 4).values())
+    assert all(np.isfinite(leaf).all() for leaf in saved_arrays(directory, 4).values())
 
 
 def test_what_the_torch_engine_has_not_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match="--optimizer muon needs --backend jax"):
-        run(config_of(tmp_path, "torch", optimizer="muon"))
+        train(config_of(tmp_path, "torch", optimizer="muon"))
     assert not (tmp_path / "run-torch").exists()
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_run_can_start_from_a_run_of_the_other_framework(tmp_path, backend):
     other = "torch" if backend == "jax" else "jax"
-    first = run(config_of(tmp_path, other, dtype="float32")).directory
+    first = train(config_of(tmp_path, other, dtype="float32")).directory
     config = config_of(tmp_path, backend, out=str(tmp_path / "second"), dtype="float32", init_from=str(first))
-    second = run(dataclasses.replace(config, model=None, hidden_size=None, num_layers=None)).directory
+    second = train(dataclasses.replace(config, model=None, hidden_size=None, num_layers=None)).directory
     best = min(line["val_loss"] for line in timeless_metrics(first) if "val_loss" in line)
     assert timeless_metrics(second)[0]["val_loss"] == pytest.approx(best, rel=BOUNDS["float32"].gradient, abs=0)

@@ -108,12 +108,11 @@ def shared_masks(model, config, *, key, num_positions):
     of_model, of_adapters = None, None
     if config.stage == "lora":
         key, own_key = jax.random.split(key)
+        of_adapters = adapter_masks(model, config.lora, num_positions=num_positions, dropout_key=own_key)
     if config.dropout > 0:
         keys = jax.random.split(key, 2 * model.num_layers + 1)
         shape = (num_positions, model.hidden_size)
         of_model = [keep_mask(each, rate=config.dropout, shape=shape) for each in keys]
-    if config.stage == "lora":
-        of_adapters = adapter_masks(model, config.lora, num_positions=num_positions, dropout_key=own_key)
     return jax.tree.map(
         lambda mask: torch.from_numpy(np.array(mask)), torch_objective.DropoutMasks(of_model, of_adapters)
     )

@@ -3,22 +3,24 @@
 import hashlib
 import json
 import signal
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
+from numpy.typing import NDArray
 
-from minigpt_bridge.models import open_model
-from minigpt_jax.checkpoint import CheckpointStore
+from minigpt_bridge.engines import choose_engine
+from minigpt_bridge.models import open_model, read_tree
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.data.batching import Batch
 from minigpt_jax.engine import JaxEngine
+from minigpt_jax.formats.names import flatten
 from minigpt_jax.launch import Result, launch
 from minigpt_jax.trainer import StepReport
+
+MakeEngine = Callable[..., Any]
 
 TIMES = {
     "tokens_per_second", "supervised_tokens_per_second", "model_flops_utilization", "wall_seconds",
@@ -43,7 +45,7 @@ def small_config(directory: Path, **changes: Any) -> TrainConfig:
     data = directory / "data.jsonl"
     if not data.exists():
         write_documents(data)
-    fields: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model": "tiny",
         "hidden_size": 32,
         "num_layers": 1,
@@ -57,36 +59,52 @@ def small_config(directory: Path, **changes: Any) -> TrainConfig:
         "log_interval": 1,
     }
     if "epochs" not in changes:
-        fields["steps"] = 6
-    return TrainConfig(**(fields | changes))
+        values["steps"] = 6
+    return TrainConfig(**(values | changes))
 
 
-def train(config: TrainConfig, make_engine: Callable[..., Any] = JaxEngine) -> Result:
-    """`launch`, with every field that differs from its default taken as given."""
-    default = TrainConfig()
-    given = {name for name in vars(default) if getattr(config, name) != getattr(default, name)}
-    return launch(config, given=given, make_engine=make_engine, accelerator=None, open_model=open_model)
+def train(config: TrainConfig, make_engine: MakeEngine | None = None, *, stop_at: int | None = None) -> Result:
+    """`launch`, with every field that differs from its default taken as given, and the backend.
+
+    Args:
+        config: the run.
+        make_engine: in place of the engine that `config` names.
+        stop_at: the micro-batch during which somebody presses Ctrl-C.
+    """
+    given = {field.name for field in fields(config) if getattr(config, field.name) != field.default} | {"backend"}
+    make_engine = make_engine or choose_engine(config.backend).make
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        engine = make_engine(*arguments, **options)
+        step = engine.train_step
+
+        def train_step(batch: Batch) -> Any:
+            if batch.index == stop_at:
+                signal.raise_signal(signal.SIGINT)
+            return step(batch)
+
+        engine.train_step = train_step
+        return engine
+
+    return launch(config, given=given, make_engine=interrupted, accelerator=None, open_model=open_model)
+
+
+def saved_arrays(run: Path, step: int) -> dict[str, NDArray[Any]]:
+    """Every array of checkpoint `step`, of either engine, by its path."""
+    return {
+        f"{name}.{path}": np.asarray(leaf)
+        for name in ("parameters", "optimizer")
+        for path, leaf in flatten(read_tree(run / "checkpoints", step, name)).items()
+    }
 
 
 def state_digest(run: Path, step: int) -> str:
     """SHA-256 of every array of checkpoint `step`, names and dtypes included."""
     digest = hashlib.sha256()
-    for name, tree in saved_trees(run, step).items():
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        for path, leaf in sorted(leaves, key=lambda item: jax.tree_util.keystr(item[0])):
-            array = np.asarray(leaf)
-            digest.update(f"{name}{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-            digest.update(array.tobytes())
+    for path, array in sorted(saved_arrays(run, step).items()):
+        digest.update(f"{path}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def saved_trees(run: Path, step: int) -> dict[str, Any]:
-    """Everything that checkpoint `step` holds."""
-    store = CheckpointStore(run / "checkpoints", keep=100)
-    with warnings.catch_warnings(action="ignore"):  # orbax would rather be told the placement
-        trees = {name: store.load(step, name, None) for name in ("parameters", "optimizer")}
-    store.close()
-    return trees
 
 
 def timeless_metrics(run: Path) -> list[dict[str, Any]]:
@@ -111,18 +129,6 @@ def poisoned(is_bad: Callable[[int], bool]) -> Callable[..., JaxEngine]:
             return super().train_step(batch)
 
     return Poisoned
-
-
-def interrupted_at(micro_batch: int) -> Callable[..., JaxEngine]:
-    """An engine during whose `micro_batch` somebody presses Ctrl-C."""
-
-    class Interrupted(JaxEngine):
-        def train_step(self, batch: Batch) -> Any:
-            if batch.index == micro_batch:
-                signal.raise_signal(signal.SIGINT)
-            return super().train_step(batch)
-
-    return Interrupted
 
 
 def failing(error: Exception, *, after: int, engine: Any = JaxEngine) -> Callable[..., JaxEngine]:

@@ -215,8 +215,7 @@ def test_the_command_takes_the_mask_that_it_is_told(files, capsys):
     assert f"[{EOS}] [↵]" in capsys.readouterr().out
 
 
-def test_without_data_the_first_records_of_the_sample_are_shown(capsys, monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+def test_without_data_the_first_records_of_the_sample_are_shown(run_environment, capsys):
     run(["--stage", "lora"])
     shown = capsys.readouterr().out
     assert [f"sft.jsonl:{line}:" in shown for line in (1, 2, 3, 4)] == [True, True, True, False]

@@ -11,9 +11,8 @@ import pytest
 from small_runs import (
     events,
     failing,
-    interrupted_at,
     poisoned,
-    saved_trees,
+    saved_arrays,
     small_config,
     state_digest,
     timeless_metrics,
@@ -26,11 +25,7 @@ from minigpt_jax.errors import UserError
 from minigpt_jax.tokenizer import Tokenizer
 from minigpt_jax.tracking import METRIC_NAMES
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Token caches away from the person's own; one directory for the session, so compilations are shared."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+pytestmark = pytest.mark.usefixtures("run_environment")
 
 
 # --- what a run leaves ---
@@ -120,8 +115,8 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
 
 def test_checkpoints_hold_float32_under_bfloat16_compute(tmp_path):
     result = train(small_config(tmp_path, dtype="bfloat16"))
-    trees = saved_trees(result.directory, 6)
-    floats = [leaf.dtype for leaf in jax.tree.leaves(trees) if jax.numpy.issubdtype(leaf.dtype, np.floating)]
+    saved = saved_arrays(result.directory, 6).values()
+    floats = [leaf.dtype for leaf in saved if jax.numpy.issubdtype(leaf.dtype, np.floating)]
     assert set(floats) == {np.dtype(np.float32)}
 
 
@@ -133,7 +128,7 @@ def test_an_interrupted_run_resumes_bit_for_bit_inside_a_window_too(tmp_path, mi
     options = {"accumulation_steps": 3, "dropout": 0.1, "log_interval": 2}
     whole = train(small_config(tmp_path, out=str(tmp_path / "whole"), **options))
     config = small_config(tmp_path, **options)
-    first = train(config, interrupted_at(micro_batch))
+    first = train(config, stop_at=micro_batch)
     assert first.ending == "interrupted"
     second = train(dataclasses.replace(config, resume=True))
     assert state_digest(second.directory, 6) == state_digest(whole.directory, 6)
@@ -161,14 +156,14 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
 )
 def test_a_resumed_run_cannot_become_another_run(tmp_path, change, message):
     config = small_config(tmp_path)
-    train(config, interrupted_at(2))
+    train(config, stop_at=2)
     with pytest.raises(UserError, match=message):
         train(dataclasses.replace(config, resume=True, **change))
 
 
 def test_a_run_whose_data_changed_is_not_resumed(tmp_path):
     config = small_config(tmp_path)
-    train(config, interrupted_at(2))
+    train(config, stop_at=2)
     write_documents(tmp_path / "data.jsonl", 61)
     with pytest.raises(UserError, match="training data or tokenizer changed"):
         train(dataclasses.replace(config, resume=True))
@@ -176,14 +171,14 @@ def test_a_run_whose_data_changed_is_not_resumed(tmp_path):
 
 def test_intervals_may_change_on_resume(tmp_path):
     config = small_config(tmp_path)
-    train(config, interrupted_at(2))
+    train(config, stop_at=2)
     result = train(dataclasses.replace(config, resume=True, log_interval=3))
     assert result.ending == "finished"
 
 
 def test_a_run_interrupted_in_its_last_update_finishes_and_stays_finished(tmp_path):
     config = small_config(tmp_path)
-    assert train(config, interrupted_at(5)).ending == "finished"
+    assert train(config, stop_at=5).ending == "finished"
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     train(dataclasses.replace(config, resume=True))
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
@@ -236,9 +231,9 @@ def test_weights_of_another_shape_are_refused(tmp_path):
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     config = small_config(tmp_path)
-    run = train(config, interrupted_at(2)).directory
+    run = train(config, stop_at=2).directory
     other = small_config(tmp_path, out=str(tmp_path / "other"), hidden_size=64)
-    foreign = train(other, interrupted_at(2)).directory
+    foreign = train(other, stop_at=2).directory
     (run / "checkpoints").rename(tmp_path / "away")
     (foreign / "checkpoints").rename(run / "checkpoints")
     with pytest.raises(UserError, match="is damaged or of another model"):
@@ -278,7 +273,7 @@ def test_a_run_stops_with_its_last_good_state_when_nothing_is_finite(tmp_path):
     config = small_config(tmp_path, max_non_finite_steps=3)
     result = train(config, poisoned(lambda index: index >= 3))
     assert result.ending == "not finite"
-    good = train(dataclasses.replace(config, out=str(tmp_path / "good")), interrupted_at(2)).directory
+    good = train(dataclasses.replace(config, out=str(tmp_path / "good")), stop_at=2).directory
     assert state_digest(result.directory, 3) == state_digest(good, 3)
 
 
@@ -340,13 +335,13 @@ def test_weights_that_would_not_be_finite_are_not_taken(tmp_path):
 
     result = train(config, Exploding)
     assert (result.ending, result.step) == ("not finite", 2)
-    parameters = jax.tree.leaves(saved_trees(result.directory, 2)["parameters"])
-    assert all(np.isfinite(leaf).all() for leaf in parameters)
+    saved = saved_arrays(result.directory, 2)
+    assert all(np.isfinite(leaf).all() for path, leaf in saved.items() if path.startswith("parameters."))
 
 
 def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path):
     config = small_config(tmp_path)
-    run = train(config, interrupted_at(4)).directory
+    run = train(config, stop_at=4).directory
     newest = max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
     (run / "checkpoints" / str(newest) / "_CHECKPOINT_METADATA").unlink()
     with pytest.raises(UserError, match=f"{newest} is damaged; delete it to continue from an older one"):

@@ -193,8 +193,7 @@ def test_the_documentation_has_every_value():
         assert documented == expected, name
 
 
-def test_the_documented_command_trains_with_the_values_of_its_recipe(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_documented_command_trains_with_the_values_of_its_recipe(tmp_path, run_environment, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
     write_documents(tmp_path / "corpus" / "texts.jsonl", 80)

@@ -4,21 +4,17 @@ import dataclasses
 import json
 import math
 import shutil
-import signal
 
-import jax
 import numpy as np
 import pytest
-from small_runs import events, small_config, timeless_metrics
+from small_runs import events, saved_arrays, small_config, timeless_metrics, train
 
-from minigpt_bridge.engines import choose_engine
 from minigpt_bridge.models import open_adapter, open_model, read_tree
 from minigpt_jax.config import TrainConfig
 from minigpt_jax.data.corpus import load_corpus
 from minigpt_jax.defaults import resolve
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.names import flatten
-from minigpt_jax.launch import launch
 from minigpt_jax.tokenizer import load_tokenizer
 
 BACKENDS = ("jax", "torch")
@@ -26,27 +22,14 @@ STAGES = ("sft", "lora", "dpo", "distill")
 WORDS = ["red", "blue", "green", "old", "new", "small", "large", "round"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    """Token caches away from the person's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def as_it_was():
-    """A float64 run switches JAX to 64 bits; what follows must not notice."""
-    before = jax.config.jax_enable_x64
-    yield
-    jax.config.update("jax_enable_x64", before)
+pytestmark = pytest.mark.usefixtures("run_environment", "as_it_was")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A pretrained run to start from, and files of conversations and of pairs beside it."""
     directory = tmp_path_factory.mktemp("base")
-    run(small_config(directory, steps=2))
+    train(small_config(directory, steps=2))
     write_lines(directory / "sft.jsonl", [{"conversations": conversation(number)} for number in range(24)])
     write_lines(directory / "dpo.jsonl", [pair(number) for number in range(24)])
     return directory
@@ -84,35 +67,6 @@ def config_of(base, out, stage, backend="jax", **changes):
     return small_config(base, **(fields | changes))
 
 
-def run(config, *, stop_at=None):
-    """Train as scripts/train.py would; with `stop_at`, somebody presses Ctrl-C in that micro-batch."""
-    engine = choose_engine(config.backend)
-
-    def make(*arguments, **options):
-        made = engine.make(*arguments, **options)
-        step = made.train_step
-
-        def interrupted(batch):
-            if batch.index == stop_at:
-                signal.raise_signal(signal.SIGINT)
-            return step(batch)
-
-        made.train_step = interrupted
-        return made
-
-    given = {field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default}
-    return launch(config, given=given, make_engine=make, accelerator=None, open_model=open_model)
-
-
-def everything(directory, step):
-    """Every array of a checkpoint, by path."""
-    return {
-        f"{name}.{path}": np.asarray(leaf)
-        for name in ("parameters", "optimizer")
-        for path, leaf in flatten(read_tree(directory / "checkpoints", step, name)).items()
-    }
-
-
 # --- Every stage, in both frameworks ---
 
 
@@ -122,11 +76,11 @@ def test_a_stage_that_is_interrupted_and_resumed_ends_bit_for_bit_where_the_whol
     base, tmp_path, stage, backend
 ):
     options = {"steps": 4, "accumulation_steps": 2, "dropout": 0.1}
-    whole = run(config_of(base, tmp_path / "whole", stage, backend, **options)).directory
+    whole = train(config_of(base, tmp_path / "whole", stage, backend, **options)).directory
     config = config_of(base, tmp_path / "parts", stage, backend, **options)
-    assert run(config, stop_at=4).ending == "interrupted"
-    parts = run(dataclasses.replace(config, resume=True)).directory
-    one, other = everything(whole, 4), everything(parts, 4)
+    assert train(config, stop_at=4).ending == "interrupted"
+    parts = train(dataclasses.replace(config, resume=True)).directory
+    one, other = saved_arrays(whole, 4), saved_arrays(parts, 4)
     assert one.keys() == other.keys()
     assert all(leaf.tobytes() == other[path].tobytes() for path, leaf in one.items())
     assert timeless_metrics(whole) == timeless_metrics(parts)
@@ -137,17 +91,17 @@ def test_both_frameworks_train_a_stage_alike(base, tmp_path, stage):
     ends = []
     for backend in BACKENDS:
         options = {"steps": 3, "dtype": "float64"} | ({"lora_dropout": 0.0} if stage == "lora" else {})
-        ends.append(run(config_of(base, tmp_path / backend, stage, backend, **options)).directory)
+        ends.append(train(config_of(base, tmp_path / backend, stage, backend, **options)).directory)
     for one, other in zip(*map(timeless_metrics, ends), strict=True):
         assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
 
 
 def test_a_run_started_from_a_model_that_died_before_its_first_checkpoint_starts_from_that_model_again(base, tmp_path):
-    whole = run(config_of(base, tmp_path / "whole", "sft", steps=2)).directory
+    whole = train(config_of(base, tmp_path / "whole", "sft", steps=2)).directory
     config = config_of(base, tmp_path / "died", "sft", steps=2)
-    run(config, stop_at=0)
+    train(config, stop_at=0)
     shutil.rmtree(tmp_path / "died" / "checkpoints")
-    run(dataclasses.replace(config, resume=True))
+    train(dataclasses.replace(config, resume=True))
     assert timeless_metrics(whole) == timeless_metrics(tmp_path / "died")
 
 
@@ -165,7 +119,7 @@ def test_what_a_stage_cannot_do_without_is_asked_for_before_anything_is_written(
     base, tmp_path, stage, changes, message
 ):
     with pytest.raises(UserError, match=message):
-        run(config_of(base, tmp_path / "run", stage, **changes))
+        train(config_of(base, tmp_path / "run", stage, **changes))
     assert not (tmp_path / "run").exists()
 
 
@@ -192,7 +146,7 @@ def test_an_option_of_another_stage_is_refused_rather_than_ignored(fields, messa
 
 
 def test_an_adapter_run_saves_adapters_alone_and_is_told_from_a_model(base, tmp_path):
-    directory = run(config_of(base, tmp_path / "run", "lora", steps=2)).directory
+    directory = train(config_of(base, tmp_path / "run", "lora", steps=2)).directory
     saved = flatten(read_tree(directory / "checkpoints", 2, "parameters"))
     assert {path.rsplit(".", 1)[1] for path in saved} == {"lora_a", "lora_b"}
     moments = flatten(read_tree(directory / "checkpoints", 2, "optimizer")["first_moment"])
@@ -206,11 +160,11 @@ def test_an_adapter_run_is_not_resumed_on_another_base(base, tmp_path):
     copied = tmp_path / "base"
     shutil.copytree(base / "run", copied)
     config = config_of(base, tmp_path / "run", "lora", init_from=str(copied))
-    run(config, stop_at=3)
+    train(config, stop_at=3)
     shutil.rmtree(copied)
-    run(small_config(base, out=str(copied), seed=1, steps=2))
+    train(small_config(base, out=str(copied), seed=1, steps=2))
     with pytest.raises(UserError, match=r"the weights of .* changed since .* cannot be resumed"):
-        run(dataclasses.replace(config, resume=True))
+        train(dataclasses.replace(config, resume=True))
 
 
 # --- DPO ---
@@ -220,7 +174,7 @@ def test_the_first_dpo_loss_is_ln_2_and_a_copied_reference_trains_as_the_cached_
     ends = []
     for reference in ("cached", "copy"):
         options = {"reference": reference, "dtype": "float64", "steps": 3}
-        ends.append(timeless_metrics(run(config_of(base, tmp_path / reference, "dpo", **options)).directory))
+        ends.append(timeless_metrics(train(config_of(base, tmp_path / reference, "dpo", **options)).directory))
     assert ends[0][0]["val_loss"] == pytest.approx(math.log(2), abs=1e-12)
     assert ends[0][-1]["loss"] < math.log(2)
     for one, other in zip(*ends, strict=True):
@@ -229,19 +183,19 @@ def test_the_first_dpo_loss_is_ln_2_and_a_copied_reference_trains_as_the_cached_
 
 def test_a_dpo_run_without_its_reference_file_is_not_resumed(base, tmp_path):
     config = config_of(base, tmp_path / "run", "dpo")
-    run(config, stop_at=3)
+    train(config, stop_at=3)
     (tmp_path / "run" / "reference.npz").write_bytes(b"PK damaged")
     with pytest.raises(UserError, match=r"reference.npz is missing or damaged"):
-        run(dataclasses.replace(config, resume=True))
+        train(dataclasses.replace(config, resume=True))
 
 
 def test_a_dpo_run_whose_validation_data_changed_is_not_resumed(base, tmp_path):
     held_out = write_lines(tmp_path / "held_out.jsonl", [pair(number) for number in range(100, 108)])
     config = config_of(base, tmp_path / "run", "dpo", val_data=(str(held_out),))
-    run(config, stop_at=3)
+    train(config, stop_at=3)
     write_lines(held_out, [pair(number) for number in range(200, 208)])
     with pytest.raises(UserError, match="the validation data changed"):
-        run(dataclasses.replace(config, resume=True))
+        train(dataclasses.replace(config, resume=True))
 
 
 @pytest.mark.parametrize("stage", ["sft", "dpo"])
@@ -367,7 +321,7 @@ def test_a_skipped_micro_batch_of_pairs_is_logged_with_its_records(base, tmp_pat
         return step(self, batch)
 
     monkeypatch.setattr(JaxEngine, "train_step", poisoned)
-    directory = run(config_of(base, tmp_path / "run", "dpo", steps=2)).directory
+    directory = train(config_of(base, tmp_path / "run", "dpo", steps=2)).directory
     (event,) = events(directory, "skipped micro-batch")
     assert event["reason"] == "not finite"
     assert all("dpo.jsonl:" in record for record in event["records"])

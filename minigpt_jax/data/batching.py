@@ -175,7 +175,7 @@ class BatchSource:
     @property
     def real_fraction(self) -> float:
         """Part of one pass's positions that is not padding, before `drop_last` leaves any out."""
-        return self.predictions_per_epoch / dataclasses.replace(self._layout, drop_last=False).num_positions
+        return self.predictions_per_epoch / self._layout.num_positions
 
     def epoch_of(self, index: int) -> float:
         """Passes over the data completed when micro-batches 0 to index - 1 are done."""

@@ -124,9 +124,9 @@ class Layout:
 
     @property
     def num_positions(self) -> int:
-        """Positions of one epoch, padding included."""
-        shapes = zip(self.widths, self.rows_per_batch, self.batches_of_width, strict=True)
-        return sum(batches * height * width for width, height, batches in shapes)
+        """Positions of all rows in batches, padding included; before `drop_last` leaves any out."""
+        shapes = zip(self.widths, self.rows_per_batch, self.rows_of_width, strict=True)
+        return sum(-(-rows // height) * height * width for width, height, rows in shapes)
 
 
 def packed_layout(lengths: NDArray[np.int32], *, max_seq_len: int, batch_size: int) -> Layout:

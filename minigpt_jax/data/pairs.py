@@ -60,7 +60,7 @@ class PairSource(BatchSource):
     @property
     def real_fraction(self) -> float:
         """Part of one pass's positions that is not padding, before `drop_last` leaves any out."""
-        return self.predictions_per_epoch / (2 * dataclasses.replace(self._layout, drop_last=False).num_positions)
+        return self.predictions_per_epoch / (2 * self._layout.num_positions)
 
     def _side_lengths(self, side: int) -> IntArray:
         return np.minimum(self._cache.lengths[self._documents + side].astype(np.int64), self._max_seq_len + 1)
