@@ -37,6 +37,7 @@ def run_environment(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("COLUMNS", "200")  # a wide terminal: no line is folded
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", False)

@@ -1,10 +1,7 @@
 """scripts/parity.py and scripts/convert.py as a person types them, and the rows that the first prints."""
 
 import dataclasses
-import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from small_runs import as_typed  # noqa: E402
 from twins import SMALL, SMALL_3, random_parameters  # noqa: E402
 
 from minigpt_bridge import stage_levels  # noqa: E402
@@ -31,8 +29,7 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
 def script(name, *arguments, cwd):
-    command = [sys.executable, str(SCRIPTS / name), *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    return as_typed(SCRIPTS / name, *arguments, cwd=cwd)
 
 
 @pytest.fixture
@@ -100,8 +97,7 @@ def test_a_fault_in_merging_is_missed_where_adapters_are_merged(many_small_steps
     assert len(missed) == 2
 
 
-def test_the_command_compares_a_file_and_writes_json_and_a_page(weights, tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # The time goes into compiling.
+def test_the_command_compares_a_file_and_writes_json_and_a_page(many_small_steps, weights, tmp_path):
     arguments = ("--model", str(weights), "--max-seq-len", "16", "--json", "rows.json", "--html", "page.html")
     done = script("parity.py", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -157,21 +153,15 @@ def test_a_product_that_is_summed_in_bfloat16_is_missed_in_the_row_where_it_acts
     assert missed == ["layers.0.mlp"]
 
 
-def test_find_says_by_its_exit_code_whether_something_differs(weights, monkeypatch, capsys):
-    specification = importlib.util.spec_from_file_location("parity_script", SCRIPTS / "parity.py")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["parity_script"] = module
-    specification.loader.exec_module(module)
-    command = module.Parity(model=str(weights), max_seq_len=12, find=True)
-    with pytest.raises(SystemExit) as ended:
-        module.main(command)
-    assert (ended.value.code, capsys.readouterr().out[:16]) == (0, "3 training steps")
+def test_find_says_by_its_exit_code_whether_something_differs(many_small_steps, weights, monkeypatch):
+    arguments = ("--model", str(weights), "--max-seq-len", "12", "--find")
+    done = script("parity.py", *arguments, cwd=weights.parent)
+    assert (done.returncode, done.stdout[:16]) == (0, "3 training steps")
     honest = torch_rooms.rotate
     monkeypatch.setattr(torch_rooms, "rotate", lambda x, cos, sin: honest(x, cos, -sin))
-    with pytest.raises(SystemExit) as ended:
-        module.main(command)
-    assert ended.value.code == 1
-    assert capsys.readouterr().out.startswith("step 1, forward, layer 0, ")
+    done = script("parity.py", *arguments, cwd=weights.parent)
+    assert done.returncode == 1
+    assert done.stdout.startswith("step 1, forward, layer 0, ")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,13 @@
 """Runs small enough for a test: a one-block model of width 32 on a few short documents."""
 
+import contextlib
 import hashlib
+import io
 import json
+import runpy
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -87,6 +92,20 @@ def train(config: TrainConfig, make_engine: MakeEngine | None = None, *, stop_at
         return engine
 
     return launch(config, given=given, make_engine=interrupted, accelerator=None, open_model=open_model)
+
+
+def as_typed(script: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What a script does with these arguments, in this process: loading everything anew would take seconds."""
+    before, sys.argv = sys.argv, [str(script), *arguments]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    try:
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as ending:
+        code = int(ending.code or 0)
+    finally:
+        sys.argv = before
+    return subprocess.CompletedProcess([str(script), *arguments], code, out.getvalue(), err.getvalue())
 
 
 def saved_arrays(run: Path, step: int) -> dict[str, NDArray[Any]]:

@@ -1,9 +1,7 @@
 """scripts/train.py as a person types it: options, mistakes, and a run that is killed."""
 
 import json
-import os
 import random
-import runpy
 import signal
 import subprocess
 import sys
@@ -11,20 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import state_digest, timeless_metrics, write_documents
+from small_runs import as_typed, state_digest, timeless_metrics, write_documents
+
+pytestmark = pytest.mark.usefixtures("run_environment")
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train.py"
 
 
-@pytest.fixture
-def environment(run_environment):
-    """That of a person with a wide terminal."""
-    return {**os.environ, "COLUMNS": "200"}
-
-
-def run(arguments, *, cwd, environment):
+def run(arguments, *, cwd):
     command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
 
 
 SMALL = [
@@ -33,8 +27,8 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_help_explains_every_option(tmp_path, environment):
-    result = run(["--help"], cwd=tmp_path, environment=environment)
+def test_help_explains_every_option(tmp_path):
+    result = run(["--help"], cwd=tmp_path)
     assert result.returncode == 0
     for option in (
         "--stage",
@@ -49,10 +43,8 @@ def test_help_explains_every_option(tmp_path, environment):
         assert option in result.stdout
 
 
-def test_dry_run_prints_what_training_would_take_and_writes_nothing(tmp_path, environment):
-    result = run(
-        ["--dry-run", "--model", "minimind2-small", "--json", "cost.json"], cwd=tmp_path, environment=environment
-    )
+def test_dry_run_prints_what_training_would_take_and_writes_nothing(tmp_path):
+    result = as_typed(SCRIPT, "--dry-run", "--model", "minimind2-small", "--json", "cost.json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     figures = json.loads((tmp_path / "cost.json").read_text())
     assert figures["parameters"] == figures["active_parameters"] == 25_829_888
@@ -60,22 +52,21 @@ def test_dry_run_prints_what_training_would_take_and_writes_nothing(tmp_path, en
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
 
 
-def test_a_config_file_sets_options_and_the_command_line_overrides_it(tmp_path, environment):
+def test_a_config_file_sets_options_and_the_command_line_overrides_it(tmp_path):
     write_documents(tmp_path / "data.jsonl")
     (tmp_path / "config.json").write_text(json.dumps({"steps": 50, "learning_rate": 1e-3, "data": ["data.jsonl"]}))
-    arguments = [*SMALL, "--config", "config.json", "--steps", "2"]
-    result = run(arguments, cwd=tmp_path, environment=environment)
+    result = as_typed(SCRIPT, *SMALL, "--config", "config.json", "--steps", "2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     train = json.loads((tmp_path / "run" / "config.json").read_text())["train"]
     assert (train["steps"], train["learning_rate"]) == (2, 1e-3)
 
 
-def test_names_that_minimind_uses_are_understood(tmp_path, environment):
+def test_names_that_minimind_uses_are_understood(tmp_path):
     write_documents(tmp_path / "data.jsonl")
     arguments = (
         "--model tiny --hidden_size 32 --num_hidden_layers 1 --batch_size 2 --max_seq_len 32 --out run --steps 1"
     )
-    result = run([*arguments.split(), "--data_path", "data.jsonl"], cwd=tmp_path, environment=environment)
+    result = as_typed(SCRIPT, *arguments.split(), "--data_path", "data.jsonl", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 
@@ -113,37 +104,30 @@ def test_names_that_minimind_uses_are_understood(tmp_path, environment):
         (["--dry-run", "--json", "nowhere/cost.json"], "--json nowhere/cost.json: the directory nowhere is missing"),
     ],
 )
-def test_a_mistake_gives_one_line_and_exit_code_2_and_leaves_nothing(
-    tmp_path, run_environment, monkeypatch, capsys, arguments, message
-):
+def test_a_mistake_gives_one_line_and_exit_code_2_and_leaves_nothing(tmp_path, arguments, message):
     write_documents(tmp_path / "good.jsonl")
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": \n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "unknown.json").write_text('{"colour": 3}')
     (tmp_path / "wrong.json").write_text('{"steps": "five"}')
     before = sorted(tmp_path.iterdir())
-    # In this process: loading everything thirty times would take minutes.
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    said = capsys.readouterr().err
-    assert ended.value.code == 2, said
-    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    result = as_typed(SCRIPT, *arguments, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert message in error
-    assert "Traceback" not in said
+    assert "Traceback" not in result.stderr
     assert "None" not in error
     assert sorted(tmp_path.iterdir()) == before
 
 
-def killed_and_resumed(directory, environment, *, kills, options, seed):
+def killed_and_resumed(directory, *, kills, options, seed):
     """Run until finished, killing the process with SIGKILL at `kills` random moments of its training."""
     generator = random.Random(seed)
     arguments = [*SMALL, *options]
     metrics = directory / "run" / "metrics.jsonl"
     for attempt in range(kills):
         command = [sys.executable, str(SCRIPT), *arguments, *(["--resume"] if attempt else [])]
-        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
         already = len(metrics.read_bytes()) if metrics.exists() else 0
         # From the first metrics on the process trains and saves; before that there is nothing to break.
         while process.poll() is None and (not metrics.exists() or len(metrics.read_bytes()) <= already):
@@ -154,12 +138,12 @@ def killed_and_resumed(directory, environment, *, kills, options, seed):
         time.sleep(generator.random() * 1.5)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
-    result = run([*arguments, "--resume"], cwd=directory, environment=environment)
+    result = run([*arguments, "--resume"], cwd=directory)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_killed_run_resumes_bit_for_bit(tmp_path, environment, kills):
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, kills):
     steps = 400 * kills
     options = ["--steps", str(steps), "--save-interval", "20", "--eval-interval", "100", "--dropout", "0.1"]
     options += ["--accumulation-steps", "2"]
@@ -167,9 +151,9 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, environment, kills):
         (tmp_path / name).mkdir()
         # The same path from both directories: it is part of what the data is known by.
         write_documents(tmp_path / name / "data.jsonl")
-    whole = run([*SMALL, *options], cwd=tmp_path / "whole", environment=environment)
+    whole = run([*SMALL, *options], cwd=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
-    killed_and_resumed(tmp_path / "killed", environment, kills=kills, options=options, seed=kills)
+    killed_and_resumed(tmp_path / "killed", kills=kills, options=options, seed=kills)
     runs = [tmp_path / name / "run" for name in ("whole", "killed")]
     assert state_digest(runs[0], steps) == state_digest(runs[1], steps)
     assert timeless_metrics(runs[0]) == timeless_metrics(runs[1])
