@@ -26,8 +26,8 @@ from minigpt_jax.tokenizer import load_tokenizer
 BYTES_PER_TOKEN = 3.2
 """Of the shipped tokenizer on Chinese and English text."""
 
-SAMPLE_BYTES = 1_000_000
-"""Of the sample corpus."""
+SAMPLE_POSITIONS = {"pretrain": 370_000, "sft": 165_000, "dpo": 139_000}
+"""Of one pass over the sample corpus, by the form of the records; padding included, in rows of 512."""
 
 COMPRESSION_RATIO = 3
 """Of .gz and .zst files of text."""
@@ -65,7 +65,7 @@ def expected_cost(
     assert train.batch_size is not None
     for inputs in (train.data, train.val_data):
         _check_first_records(inputs, train)
-    data_tokens = _tokens_of(train.data)
+    data_tokens = _tokens_of(train.data) if train.data else SAMPLE_POSITIONS[train.record_form]
     rows_per_update = train.batch_size * rows_of_example(train) * train.accumulation_steps
     tokens_per_update = rows_per_update * train.max_seq_len
     if train.steps is not None:
@@ -100,8 +100,6 @@ def _check_first_records(inputs: tuple[str, ...], train: TrainConfig) -> None:
 
 def _tokens_of(inputs: tuple[str, ...]) -> float:
     """Tokens of the training data: counted where it is prepared, estimated from the files' size where it is not."""
-    if not inputs:
-        return SAMPLE_BYTES / BYTES_PER_TOKEN
     if len(inputs) == 1 and is_token_cache(Path(inputs[0])):
         return open_token_cache(Path(inputs[0])).num_tokens
     sizes = [

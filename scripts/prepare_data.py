@@ -1,5 +1,6 @@
 """Prepare a data set: validate, clean, dedupe, tokenize into a cache that `train.py --data` accepts; print a table."""
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from minigpt_jax.config import ChatMask
 from minigpt_jax.console import tokenizing_progress
 from minigpt_jax.cost import peak_memory_bytes
 from minigpt_jax.data.prepare import ROW_LENGTH, prepare_data
-from minigpt_jax.errors import python
+from minigpt_jax.errors import UserError, python
 from minigpt_jax.files import require_writable, write_json
 from minigpt_jax.tokenizer import load_tokenizer
 
@@ -40,6 +41,8 @@ class Command:
 def main(command: Command) -> None:
     """Prepare the data and print the table."""
     begin = time.perf_counter()
+    if command.stage == "pretrain" and command.chat_mask != "assistant":
+        raise UserError("--chat-mask is for --stage sft or dpo, not pretrain")
     if command.json is not None:
         require_writable(Path(command.json), option="--json")
     with tokenizing_progress() as report:
@@ -55,16 +58,27 @@ def main(command: Command) -> None:
     figures["seconds"] = time.perf_counter() - begin
     figures["peak_memory_bytes"] = peak_memory_bytes()
     print_table(figures)
-    start = "" if command.stage == "pretrain" else " --init-from MODEL"
-    print(f"wrote {command.out}; next: {python()} scripts/train.py --stage {command.stage}{start} --data {command.out}")
+    print(f"wrote {command.out}; next: {next_command(command)}")
     if command.json is not None:
         write_json(Path(command.json), figures)
+
+
+def next_command(command: Command) -> str:
+    """Training on what was prepared, by the tokenizer and the rule that it was prepared with."""
+    words = [python(), "scripts/train.py", "--stage", command.stage]
+    if command.stage != "pretrain":
+        words += ["--init-from", "MODEL"]
+        if command.chat_mask != "assistant":
+            words += ["--chat-mask", command.chat_mask]
+    elif command.tokenizer is not None:
+        words += ["--tokenizer", command.tokenizer]
+    return shlex.join([*words, "--data", command.out])
 
 
 def print_table(figures: dict[str, Any]) -> None:
     """One figure a line."""
     rows = [
-        ("documents", f"{figures['documents']:,}"),
+        ("documents", f"{figures['documents']:,}" + (f", {figures['pairs']:,} pairs" if "pairs" in figures else "")),
         ("duplicates left out", f"{figures['duplicates']:,}"),
         ("bad lines left out", f"{sum(figures['skipped'].values()):,}"),
     ]

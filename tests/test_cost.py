@@ -7,10 +7,20 @@ import jax.numpy as jnp
 import pytest
 
 from minigpt_jax.config import ModelConfig, TrainConfig
-from minigpt_jax.cost import parameter_count, trained_parameter_count, training_bytes, training_flops_per_token
+from minigpt_jax.cost import (
+    parameter_count,
+    rows_of_example,
+    trained_parameter_count,
+    training_bytes,
+    training_flops_per_token,
+)
+from minigpt_jax.data.corpus import load_corpus
+from minigpt_jax.defaults import resolve
+from minigpt_jax.dry_run import SAMPLE_POSITIONS
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
 from minigpt_jax.objective import BatchArrays, summed_loss
+from minigpt_jax.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -62,3 +72,13 @@ def test_a_stage_holds_moments_of_what_it_trains_and_one_copy_of_what_it_does_no
     two_rows = training_bytes(model, TrainConfig(stage="sft", batch_size=2))
     assert of_stage["dpo"] == two_rows + copy
     assert of_stage["sft"] - of_stage["lora"] == 4 * copy - 5 * 4 * 458_752
+
+
+@pytest.mark.usefixtures("run_environment")
+@pytest.mark.parametrize("stage", ["pretrain", "sft", "dpo"])
+def test_the_size_of_the_sample_is_that_of_one_pass_over_it(stage):
+    train = resolve(TrainConfig(stage=stage, init_from=None if stage == "pretrain" else "out/base"), accelerator=None)
+    tokenizer = load_tokenizer()
+    source = load_corpus(train, tokenizer, model_vocab_size=tokenizer.vocab_size).training
+    positions = source.batches_per_epoch * train.batch_size * rows_of_example(train) * train.max_seq_len
+    assert SAMPLE_POSITIONS[train.record_form] == pytest.approx(positions, rel=0.02)

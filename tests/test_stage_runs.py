@@ -4,10 +4,11 @@ import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import events, saved_arrays, small_config, timeless_metrics, train
+from small_runs import as_typed, events, saved_arrays, small_config, timeless_metrics, train
 
 from minigpt_bridge.models import open_adapter, open_model, read_tree
 from minigpt_jax.config import TrainConfig
@@ -300,6 +301,32 @@ def test_a_cache_of_another_stage_or_mask_is_refused(base, tmp_path):
     for stage, changes in (("sft", {"chat_mask": "minimind"}), ("dpo", {})):
         with pytest.raises(UserError, match="was prepared for another stage or mask"):
             corpus_of(config_of(base, tmp_path, stage, data=(str(tmp_path / "cache"),), **changes))
+
+
+def test_prepared_pairs_are_measured_as_they_are_batched(base, tmp_path, monkeypatch):
+    script = Path(__file__).resolve().parents[1] / "scripts" / "prepare_data.py"
+    arguments = [
+        str(base / "dpo.jsonl"),
+        "--stage",
+        "dpo",
+        "--chat-mask",
+        "minimind",
+        "--out",
+        "cache",
+        "--json",
+        "a.json",
+    ]
+    done = as_typed(script, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("scripts/train.py --stage dpo --init-from MODEL --chat-mask minimind --data cache\n")
+    figures = json.loads((tmp_path / "a.json").read_text())
+    options = {"data": (str(tmp_path / "cache"),), "chat_mask": "minimind", "batch_size": 1, "max_seq_len": 512}
+    source = corpus_of(
+        config_of(base, tmp_path, "dpo", batching="padded", val_data=(str(base / "dpo.jsonl"),), **options)
+    ).training
+    assert figures["pairs"] == 24
+    assert figures["real_fraction"]["padded"] == pytest.approx(source.real_fraction, rel=1e-12)
+    assert sorted(figures["real_fraction"]) == ["bucketed", "padded"]
 
 
 def test_conversations_without_an_answer_within_a_row_are_an_error_that_says_so(base, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minigpt_jax.config import Batching, ChatMask
 from minigpt_jax.data.cache import OnProgress, write_token_cache
@@ -46,12 +47,24 @@ def prepare_data(
     )
     figures = asdict(cache.report)
     figures["bytes_per_token"] = cache.report.text_bytes / cache.num_tokens
-    # Of a conversation longer than a row a row has the beginning; a text goes on in the next one.
-    whole = stage == "pretrain"
-    lengths = cache.lengths if whole else np.minimum(cache.lengths, ROW_LENGTH + 1)
-    counts = count_pieces(lengths, ROW_LENGTH)
-    figures["real_fraction"] = {batching: real_fraction(counts, batching) for batching in get_args(Batching)}
-    if not whole:
+    figures["real_fraction"] = _real_fractions(cache.lengths, stage)
+    if stage != "pretrain":
         figures["longer_than_a_row"] = int(np.count_nonzero(cache.lengths > ROW_LENGTH + 1))
         figures["supervised_tokens"] = int(cache.supervised_counts(np.iinfo(np.int32).max).sum())
+    if stage == "dpo":
+        figures["pairs"] = cache.num_documents // 2
     return figures
+
+
+def _real_fractions(lengths: NDArray[np.integer], stage: RecordStage) -> dict[Batching, float]:
+    """By each batching that the stage has."""
+    # Of a conversation longer than a row a row has the beginning; a text goes on in the next one.
+    cut = lengths if stage == "pretrain" else np.minimum(lengths, ROW_LENGTH + 1)
+    if stage != "dpo":
+        counts = count_pieces(cut, ROW_LENGTH)
+        return {batching: real_fraction(counts, batching) for batching in get_args(Batching)}
+    # Both sides of a pair stand in rows as wide as the longer one asks for.
+    wider = np.maximum(cut[::2], cut[1::2])
+    counts = count_pieces(wider, ROW_LENGTH)
+    real = float((cut - 1).sum() / (2 * (wider - 1).sum()))
+    return {batching: real * real_fraction(counts, batching) for batching in ("bucketed", "padded")}
