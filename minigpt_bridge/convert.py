@@ -33,7 +33,7 @@ from minigpt_jax.formats.adapters import Adapter, to_minimind, without_factor, w
 from minigpt_jax.formats.checkpoints import SafetensorsStore
 from minigpt_jax.formats.hugging_face import write_hugging_face, write_safetensors
 from minigpt_jax.formats.model_files import Model, config_beside, tokenizer_beside, write_beside
-from minigpt_jax.formats.names import Parameters, Tensors, flatten, map_leaves, to_outside
+from minigpt_jax.formats.names import Parameters, Tensors, digest, flatten, map_leaves, to_outside
 from minigpt_jax.progress import CONVERTED, Progress
 from minigpt_jax.run_directory import RunDirectory
 from minigpt_torch.engine import trees_of
@@ -50,6 +50,8 @@ class Merged(NamedTuple):
     adapter: str
     logit_difference: float
     """Relative error of the merged model's logits against those of base and adapter, both computed in float64."""
+    other_base: str | None
+    """The model that it was trained on, where that is known to have other weights than this one."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,14 @@ def convert(
     try:
         _refuse(model.path, path, to, dtype)
         parameters, tokens = model.read_parameters(), probe(model.config)
+        adapters = [open_adapter(adapter) for adapter in merge_lora]
+        _require_distinct(adapters)
+        base_digest = digest(parameters) if adapters else ""
         merged: list[Merged] = []
-        for adapter in map(open_adapter, merge_lora):
+        for adapter in adapters:
             parameters, difference = _merge(model.config, parameters, adapter, tokens)
-            merged.append(Merged(adapter.where, difference))
+            is_foreign = adapter.base_digest not in (None, base_digest)
+            merged.append(Merged(adapter.where, difference, adapter.base if is_foreign else None))
         rounded = _rounded(parameters, dtype, where=model.path)
         expected = jax_logits(model.config, rounded, tokens)
         if not np.isfinite(expected).all():
@@ -117,6 +123,13 @@ def convert(
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     return Converted(path, reader, difference, rounding, model.note, tuple(merged))
+
+
+def _require_distinct(adapters: Sequence[Adapter]) -> None:
+    for number, adapter in enumerate(adapters):
+        for earlier in adapters[:number]:
+            if adapter.lora.scale == earlier.lora.scale and _same(adapter.tree, earlier.tree):
+                raise UserError(f"{adapter.where} and {earlier.where} are the same adapter; merge it once")
 
 
 def _merge(

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -68,7 +68,8 @@ def _read_run(run: RunDirectory) -> Adapter:
     where = str(run.checkpoints / str(step))
     tree = read_tree(run.checkpoints, step, "parameters")
     require_sound(flatten(tree), where=where)
-    adapter = Adapter(where, train.lora, tree, base=train.init_from)
+    base_digest = read_progress(run.checkpoints, step)["frozen"]
+    adapter = Adapter(where, train.lora, tree, base=train.init_from, base_digest=base_digest)
     adapter.require_fit(model)
     return adapter
 
@@ -95,6 +96,16 @@ def read_tree(checkpoints: Path, step: int, name: str) -> Parameters:
 
     with closing(CheckpointStore(checkpoints, keep=1, read_only=True)) as store:
         return read_orbax_tree(store, step, name)
+
+
+def read_progress(checkpoints: Path, step: int) -> dict[str, Any]:
+    """What the loop saved with a checkpoint of either engine."""
+    if holds_safetensors(checkpoints):
+        return SafetensorsStore(checkpoints, keep=1).progress(step)
+    from minigpt_jax.checkpoint import CheckpointStore
+
+    with closing(CheckpointStore(checkpoints, keep=1, read_only=True)) as store:
+        return store.progress(step)
 
 
 def read_orbax_tree(store: "CheckpointStore", step: int, name: str) -> Parameters:

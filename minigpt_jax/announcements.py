@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from minigpt_jax.adapter_tree import adapter_count
+from minigpt_jax.config import Stage
 from minigpt_jax.config_json import to_json
 from minigpt_jax.console import say
 from minigpt_jax.cost import parameter_count
@@ -28,6 +29,12 @@ CHAT_OPENINGS: tuple[str, ...] = (
     "\u4f60\u4f1a\u505a\u4ec0\u4e48\uff1f",
 )
 """What one that learns to answer is asked."""
+
+NEXT_STAGE: dict[Stage, tuple[Stage, str]] = {
+    "pretrain": ("sft", "to make it answer"),
+    "sft": ("dpo", "to prefer the better of two answers"),
+}
+"""What is next, and what for; after sft on the sample alone, for other pairs are a person's own to have."""
 
 SHOWN_SAMPLES = 6
 
@@ -63,6 +70,9 @@ def announce(run: Run, *, accelerator: str | None, chosen: bool) -> None:
         say(run.source.note)
     if run.corpus.overlap:
         say(f"{run.corpus.overlap} of the validation documents are in the training data as well")
+    if training.rows_left_out:
+        rows = "pairs" if train.stage == "dpo" else "rows"
+        say(f"--drop-last leaves {training.rows_left_out} {rows} out of each pass, others in each")
     if run.corpus.left_out:
         say(f"left out: {run.corpus.left_out}")
 
@@ -86,13 +96,14 @@ def conclude(run: Run, engine: Engine, ending: Ending, *, step: int) -> None:
     again = f"{python()} scripts/train.py --resume --out {path}"
     if ending == "finished":
         say(f"Finished at step {step}: {figures}. Curves: {path}/loss.png, {path}/report.html")
-        if run.train.stage == "pretrain":
-            say(f"Next, to make it answer: {python()} scripts/train.py --stage sft --init-from {path}")
-        if run.train.data:
+        if run.train.stage in NEXT_STAGE and (run.train.stage == "pretrain" or not run.train.data):
+            next_stage, what_for = NEXT_STAGE[run.train.stage]
+            say(f"Next, {what_for}: {python()} scripts/train.py --stage {next_stage} --init-from {path}")
+        if run.train.data or run.train.stage != "pretrain":
             is_lora = run.train.stage == "lora"
             source, merging = (run.train.init_from, f" --merge-lora {path}") if is_lora else (path, "")
             say(f"Next, to use it elsewhere: {python()} scripts/convert.py {source} {path}-hf --to hf{merging}")
-        elif run.train.stage == "pretrain":
+        else:
             say(
                 'Or, on your own text (one JSON object with a "text" a line): '
                 f"{python()} scripts/train.py --data YOUR.jsonl"

@@ -18,6 +18,11 @@ from minigpt_jax.errors import UserError
 OPEN, CLOSE = "\ufdd1", "\ufdd2"
 """Around what the assistant writes, in a marked rendering. Like the escape, no characters: no text needs them."""
 
+_FAULTS_OF_TEMPLATES = (
+    jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError
+)  # fmt: skip
+"""What a template's own program can end in."""
+
 _ESCAPE = "\ufdd0"
 _MEANINGS = {"0": _ESCAPE, "1": OPEN, "2": CLOSE, "-": ""}
 _CODES = {meaning: code for code, meaning in _MEANINGS.items() if meaning}
@@ -115,8 +120,10 @@ def _render(
         return template.render(
             messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **special_tokens
         )
-    except (jinja2.TemplateError, TypeError) as error:
-        raise UserError(f"the chat template cannot render this conversation: {error}") from error
+    except _FAULTS_OF_TEMPLATES as error:
+        raise UserError(
+            f"the chat template cannot render this conversation: {error or type(error).__name__}"
+        ) from error
 
 
 def _with_parsed_json(messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[dict[str, Any]], Any]:

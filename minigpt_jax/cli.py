@@ -4,6 +4,7 @@ Framework-free. Every script is `run(main, Config)`: a dataclass, a call, a prin
 """
 
 import contextlib
+import errno
 import io
 import re
 import signal
@@ -40,6 +41,10 @@ def run_with(main: Callable[[Config], None], make_config: Callable[[], Config]) 
         main(make_config())
     except UserError as error:
         fail(str(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        fail(f"{error.filename}: {error.strerror}; choose a shorter name")
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:

@@ -292,8 +292,9 @@ class TrainConfig:
         _require((self.learning_rate or 0) <= 1, f"--learning-rate must be at most 1, got {self.learning_rate}")
         for name in ("data", "val_data", "mix_data", "out", "tokenizer", "init_from", "teacher"):
             value = getattr(self, name)
-            empty = value == "" or (isinstance(value, tuple) and "" in value)
-            _require(not empty, f"{_flag(name)} is an empty name")
+            names = value if isinstance(value, tuple) else (value,)
+            _require("" not in names, f"{_flag(name)} is an empty name")
+            _require(not any("\0" in each for each in names if each), f"{_flag(name)} has a NUL, which no name has")
         if self.model is not None:
             preset(self.model)
         _require(0 < self.mix_fraction < 1, f"--mix-fraction must lie between 0 and 1, got {self.mix_fraction}")
@@ -305,7 +306,13 @@ class TrainConfig:
         _ = self.lora
         for field in dataclasses.fields(self):
             stages = STAGES_OF_OPTION.get(field.name)
-            if stages is not None and self.stage not in stages and getattr(self, field.name) != field.default:
+            # A run that is resumed knows its stage; there the options are compared with the run's.
+            if (
+                stages is not None
+                and self.stage not in stages
+                and not self.resume
+                and getattr(self, field.name) != field.default
+            ):
                 raise UserError(f"{_flag(field.name)} is for --stage {' or '.join(stages)}, not {self.stage}")
         mixes = bool(self.mix_data) or self.mix_fraction == type(self).mix_fraction
         _require(mixes, "--mix-fraction is a part of --mix-data, which is not given")

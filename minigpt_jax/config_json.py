@@ -53,7 +53,10 @@ def _checked(name: str, annotation: Any, value: Any, *, where: str) -> Any:
         _require(value in allowed, f"{where}: {name} must be one of {', '.join(choices)}, got {value!r}")
         return value
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{where}: {name} is beyond any float") from None
     fits = any(type(value) is kind for kind in kinds)
     expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
     _require(fits, f"{where}: {name} must be {expected}, got {value!r}")

@@ -1,11 +1,8 @@
 """What a stage trains and what it leaves alone, as NumPy trees, before the first step. Framework-free."""
 
-import hashlib
 from dataclasses import dataclass
 
-import numpy as np
-
-from minigpt_jax.formats.names import Parameters, flatten
+from minigpt_jax.formats.names import Parameters, digest
 from minigpt_jax.initialization import initial_adapters, initial_parameters
 from minigpt_jax.preparation import Run
 
@@ -22,13 +19,7 @@ class FirstWeights:
     @property
     def frozen_digest(self) -> str:
         """SHA-256 over what is frozen; empty where nothing is."""
-        if self.frozen is None:
-            return ""
-        digest = hashlib.sha256()
-        for path, leaf in sorted(flatten(self.frozen).items()):
-            digest.update(f"{path} {leaf.dtype} {leaf.shape}".encode())
-            digest.update(np.ascontiguousarray(leaf).tobytes())
-        return digest.hexdigest()
+        return "" if self.frozen is None else digest(self.frozen)
 
 
 def first_weights(run: Run) -> FirstWeights:

@@ -141,7 +141,12 @@ def _start(run: Run, engine: Engine, start: FirstWeights) -> Progress:
     EventsLog(run.directory.path).write("started", step=0, data=run.corpus.training_key)
     if needs_reference(run):
         compute_reference(run, engine)
-    return Progress(data=run.corpus.training_key, model=_digest(run.model), frozen=start.frozen_digest)
+    return Progress(
+        data=run.corpus.training_key,
+        model=_digest(run.model),
+        validation=run.corpus.validation_key,
+        frozen=start.frozen_digest,
+    )
 
 
 def _digest(model: ModelConfig) -> str:
@@ -164,10 +169,12 @@ def _resume(run: Run, engine: Engine, start: FirstWeights) -> Progress:
         raise UserError(f"checkpoint {newest} is damaged; {remedy} ({error!r})") from error
     if progress.data == CONVERTED:
         raise UserError(f"{path} was converted, not trained; start from it with --init-from {path}")
-    if progress.data != run.corpus.training_key:
-        raise UserError(
-            f"the training data or tokenizer changed since {path} was started; it cannot be resumed exactly"
-        )
+    keys = (progress.data, run.corpus.training_key), (progress.validation, run.corpus.validation_key)
+    for what, (then, now) in zip(("training", "validation"), keys, strict=True):
+        if then != now:
+            raise UserError(
+                f"the {what} data or tokenizer changed since {path} was started; it cannot be resumed exactly"
+            )
     if progress.model != _digest(run.model):
         raise UserError(f"the model in {path}/config.json is not the one that was trained there; restore the file")
     if progress.frozen != start.frozen_digest:

@@ -66,6 +66,8 @@ class Progress:
     """Key of the training data; a resumed run needs the same."""
     model: str
     """Digest of the model's shape; likewise."""
+    validation: str = ""
+    """Key of the validation data; likewise. Empty where there is none."""
     frozen: str = ""
     """Digest of the weights that are not trained; likewise. Empty where there are none."""
     micro_batches: int = 0

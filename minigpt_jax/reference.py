@@ -3,6 +3,7 @@
 Framework-free. They take the place of a second model in memory and of its forward pass at every step.
 """
 
+import hashlib
 import io
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minigpt_jax.console import say
 from minigpt_jax.data.batching import Batch
@@ -36,6 +38,7 @@ def compute_reference(run: Run, engine: Engine) -> None:
         rows = engine.log_probabilities(_noting(source.each_once(), documents))
         arrays[f"{name}_key"] = np.array(source.key)
         arrays[name] = reference_by_document(source.num_documents, documents, rows)
+        arrays[f"{name}_digest"] = np.array(_digest(arrays[name]))
         source.take_reference(arrays[name])
     content = io.BytesIO()
     np.savez(content, **arrays)
@@ -52,14 +55,22 @@ def read_reference(run: Run) -> None:
     try:
         with np.load(path) as arrays:
             for name, source in _sources(run):
-                values = arrays[name]
+                values = np.asarray(arrays[name])
                 if str(arrays[f"{name}_key"]) != source.key:
                     raise ValueError(f"the {name} data changed")
-                if values.shape != (source.num_documents,):
-                    raise ValueError(f"it has {len(values)} answers, not {source.num_documents}")
+                if values.shape != (source.num_documents,) or values.dtype != np.float64:
+                    raise ValueError(
+                        f"it holds {values.dtype} {list(values.shape)}, not {source.num_documents} answers"
+                    )
+                if str(arrays[f"{name}_digest"]) != _digest(values):
+                    raise ValueError(f"its {name} numbers are not those that were computed")
                 source.take_reference(values)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is missing or damaged, and the run cannot be resumed without it ({error})") from error
+
+
+def _digest(values: NDArray[np.float64]) -> str:
+    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def _noting(batches: Iterable[Batch], documents: list[tuple[int, ...]]) -> Iterator[Batch]:

@@ -62,7 +62,11 @@ def read_command_line(arguments: list[str]) -> Request:
         SystemExit: with code 0, after --help was printed.
     """
     arguments = list(_own_names(arguments))
-    given = {argument[2:].split("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--")}
+    typed = [argument[2:].replace("-", "_") for argument in arguments if argument.startswith("--")]
+    for name in ("data", "val_data", "mix_data", "lora_targets"):
+        if typed.count(name) > 1:
+            raise UserError(f"--{name.replace('_', '-')} is there twice; write everything after one of them")
+    given = set(typed)
     given |= {name.removeprefix("no_") for name in given}
     command = parse(TrainCommand, arguments)
     beneath, stage = _beneath(command, given)
@@ -76,6 +80,10 @@ def read_command_line(arguments: list[str]) -> Request:
     for name in ("data", "val_data", "mix_data"):
         if name in given and not getattr(command, name):
             raise UserError(f"--{name.replace('_', '-')} names no file")
+    if "initializer" in typed and command.init_from is not None:
+        raise UserError(
+            "--initializer draws a model's first weights, and --init-from brings some; leave one of them out"
+        )
     if command.json is not None and not command.dry_run:
         raise UserError("--json writes the figures of --dry-run; add --dry-run, or leave it out")
     return Request(command, frozenset(given & {field.name for field in dataclasses.fields(TrainConfig)}))

@@ -285,6 +285,14 @@ def test_adapters_are_merged_one_after_the_other_and_the_equality_is_printed(tmp
         np.testing.assert_allclose(merged[name], leaf, rtol=0, atol=1e-6)
 
 
+def test_the_same_adapter_is_not_merged_twice(tmp_path):
+    path, _ = write_model(tmp_path)
+    write_adapter(tmp_path / "peft", LORA)
+    write_adapter(tmp_path / "again", LORA)
+    with refused(tmp_path, "again and .*peft are the same adapter; merge it once"):
+        convert(path, tmp_path / "merged.pth", to="torch", merge_lora=[tmp_path / "peft", tmp_path / "again"])
+
+
 def test_a_wrong_merge_is_found_and_nothing_is_left(tmp_path, monkeypatch):
     path, _ = write_model(tmp_path)
     write_adapter(tmp_path / "peft", LORA)

@@ -43,6 +43,10 @@ def main(command: Convert) -> None:
         print(done.note)
     for merged in done.merged:
         print(f"{merged.adapter}: merged; largest logit difference from base and adapter {merged.logit_difference:.1e}")
+        if merged.other_base is not None:
+            print(
+                f"{merged.adapter}: was trained on {merged.other_base}, whose weights are not those of {command.source}"
+            )
     rounded = done.rounding is not None
     rounding = f"; {command.dtype} rounds the weights, which moves them by {done.rounding:.1e}" if rounded else ""
     difference = f"largest logit difference {done.logit_difference:.1e}{rounding}"

@@ -66,7 +66,7 @@ def main(command: Command) -> None:
         console.print(render_row(row, tokenizer, coloured=coloured), soft_wrap=not console.is_terminal)
         say("", console=console)
     total, learned = sum(len(row.ids) for row in rows), sum(row.num_learned for row in rows)
-    say(f"in all {total} tokens, {learned} of them learned ({100 * learned / total:.0f} %)", console=console)
+    say(f"in all {total} tokens, {learned} of them learned ({100 * learned / max(total, 1):.0f} %)", console=console)
     if command.json is not None:
         write_json(Path(command.json), [row.to_json() for row in rows])
 

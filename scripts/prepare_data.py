@@ -58,7 +58,7 @@ def main(command: Command) -> None:
     figures["seconds"] = time.perf_counter() - begin
     figures["peak_memory_bytes"] = peak_memory_bytes()
     print_table(figures)
-    print(f"wrote {command.out}; next: {next_command(command)}")
+    print(f"{command.out} is prepared; next: {next_command(command)}")
     if command.json is not None:
         write_json(Path(command.json), figures)
 

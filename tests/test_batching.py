@@ -161,6 +161,17 @@ def test_the_real_fraction_can_be_told_from_counts_of_lengths_alone(lengths, max
         assert real_fraction(counts, batching) >= one_row_batches.real_fraction
 
 
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_no_document_is_left_out_of_every_epoch(batching):
+    lengths = [3] * 82 + [17] * 3
+    source = source_of(lengths, batching=batching, drop_last=True, num_epochs=20)
+    assert {document for batch in source for document in batch.documents} == set(range(len(lengths)))
+    one_pass = source_of(lengths, batching=batching, drop_last=True)
+    rows = sum(len(np.unique(np.nonzero(batch.loss_weights)[0])) for batch in one_pass)
+    every = sum(len(np.unique(np.nonzero(batch.loss_weights)[0])) for batch in source_of(lengths, batching=batching))
+    assert one_pass.rows_left_out == every - rows > 0
+
+
 def test_only_the_named_documents_are_used():
     cache = CountingCache([10] * 20)
     chosen = np.array([3, 4, 11])

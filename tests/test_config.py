@@ -100,6 +100,7 @@ def test_a_head_size_that_is_given_frees_the_hidden_size_from_the_number_of_head
 
 # --- JSON ---
 
+NAMES = st.characters(codec="utf-8", exclude_characters="\0")
 MODELS = st.builds(
     ModelConfig,
     hidden_size=st.integers(1, 64).map(lambda half: 16 * half),
@@ -112,7 +113,7 @@ MODELS = st.builds(
 RUNS = st.builds(
     TrainConfig,
     model=st.none() | st.sampled_from(sorted(PRESETS)),
-    data=st.lists(st.text(min_size=1), max_size=3).map(tuple),
+    data=st.lists(st.text(NAMES, min_size=1), max_size=3).map(tuple),
     steps=st.none() | st.integers(1, 10**9),
     learning_rate=st.none() | st.floats(1e-9, 1.0),
     dtype=st.sampled_from([None, "float32", "bfloat16", "float64"]),

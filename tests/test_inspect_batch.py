@@ -142,6 +142,14 @@ def test_a_pair_is_its_chosen_side_and_then_its_rejected_one(files, tokenizer):
     ]
 
 
+def test_a_pair_that_training_leaves_out_is_shown_as_that(files, tokenizer):
+    pair = dict.fromkeys(("chosen", "rejected"), conversation("Yes."))
+    (files / "equal.jsonl").write_text(json.dumps(pair) + "\n")
+    rows = inspect_data(files / "equal.jsonl", tokenizer, TrainConfig(stage="dpo"), index=0)
+    assert [row.note for row in rows] == ["both sides are equal, so training leaves the pair out"] * 2
+    assert [row.num_learned for row in rows] == [0, 0]
+
+
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "dpo"])
 def test_a_prepared_cache_shows_what_its_files_show(files, tokenizer, stage):
     source = files / f"{stage}.jsonl"

@@ -291,6 +291,9 @@ def test_rank_stabilised_lora_has_its_own_factor(tmp_path):
         ({"r": "3"}, "r must be an integer, got '3'"),
         ({"r": 3.0}, "r must be an integer, got 3.0"),
         ({"r": -1, "use_rslora": True}, "LoRA rank must be at least 1, got -1"),
+        ({"use_rslora": "no"}, "use_rslora must be true or false, got 'no'"),
+        ({"lora_alpha": 10**400}, "r or lora_alpha is beyond any float"),
+        ({"base_model_name_or_path": 5}, "base_model_name_or_path must be a string, got 5"),
         ({"lora_alpha": True}, "lora_alpha must be a number, got True"),
         ({"lora_alpha": 0}, "LoRA alpha must be positive and finite, got 0"),
     ],
@@ -415,6 +418,14 @@ A = "layers.1.self_attn.o_proj.lora.A.weight"
 def test_a_minimind_file_that_is_not_whole_is_refused(change, message):
     tensors = {name: tensor for name, tensor in (minimind_tensors() | change).items() if tensor is not None}
     with pytest.raises(UserError, match=message):
+        from_minimind(tensors, where="lora.pth")
+
+
+@pytest.mark.parametrize("first", [None, np.float32(3)])
+def test_a_minimind_file_without_a_matrix_a_is_refused(first):
+    tensors = {name: tensor for name, tensor in minimind_tensors().items() if not name.endswith(".A.weight")}
+    tensors |= {} if first is None else {A: np.asarray(first)}
+    with pytest.raises(UserError, match=r"lora.pth is no whole adapter: a lora.A.weight of shape \[rank, in\] is miss"):
         from_minimind(tensors, where="lora.pth")
 
 

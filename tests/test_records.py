@@ -26,6 +26,13 @@ GOOD = {
 }
 
 
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 def chat(*messages):
     return {"conversations": list(messages)}
 
@@ -76,7 +83,43 @@ FAULTS = [
     ("sft", b'{"conversations": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
     ("dpo", {"chosen": [USER, ANSWER]}, "no rejected field"),
     ("dpo", {"rejected": [USER, ANSWER]}, "no chosen field"),
+    ("sft", chat({**USER, "tools": [{"name": "f"}]}, ANSWER), "tools are not in the first system message"),
+    (
+        "sft",
+        chat(USER, ANSWER, {"role": "system", "content": "", "tools": '[{"name": "f"}]'}, USER, ANSWER),
+        "tools are not in the first system message",
+    ),
+    ("sft", {**chat(USER, ANSWER), "tools": [{"name": "f"}]}, "tools are beside conversations"),
+    (
+        "sft",
+        chat({"role": "system", "content": "", "tools": '{"a": 1}'}, USER, ANSWER),
+        "tools is not a string or list",
+    ),
+    ("sft", chat({"role": "system", "content": "", "tools": "[1]"}, USER, ANSWER), "a tool is not an object"),
+    ("sft", chat({**USER, "tool_calls": [{"name": "f"}]}, ANSWER), "user has tool_calls"),
+    ("sft", chat(USER, {"role": "assistant", "content": "", "tool_calls": "[]"}), "assistant content is empty"),
+    ("sft", chat(USER, {"role": "assistant", "content": "", "tool_calls": "null"}), "assistant content is empty"),
+    ("sft", chat(USER, {**ANSWER, "tool_calls": [{}]}), "a tool call has no name"),
+    ("sft", chat(USER, {**ANSWER, "tool_calls": '[{"function": {"name": 5}}]'}), "a tool call has no name"),
+    (
+        "sft",
+        chat(USER, {**ANSWER, "tool_calls": [{"name": "f", "arguments": 5}]}),
+        "the arguments of a tool call are no object",
+    ),
+    ("sft", chat(USER, {**ANSWER, "tool_calls": '[{"name": "\\ud800"}]'}), "lone surrogate"),
+    ("sft", chat(USER, {**ANSWER, "tool_calls": "[" * 100_000}), "nested too deeply"),
+    ("sft", chat(USER, {**ANSWER, "note": nested(600)}), "nested too deeply"),
     ("dpo", {"chosen": [USER, ANSWER], "rejected": [USER]}, "ends with user"),
+    (
+        "dpo",
+        {"chosen": [USER, ANSWER], "rejected": [{**USER, "content": "bye"}, ANSWER]},
+        "chosen and rejected differ before the answer",
+    ),
+    (
+        "dpo",
+        {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER, USER, ANSWER]},
+        "chosen and rejected differ before the answer",
+    ),
 ]
 
 

@@ -190,13 +190,42 @@ def test_a_dpo_run_without_its_reference_file_is_not_resumed(base, tmp_path):
         train(dataclasses.replace(config, resume=True))
 
 
-def test_a_dpo_run_whose_validation_data_changed_is_not_resumed(base, tmp_path):
-    held_out = write_lines(tmp_path / "held_out.jsonl", [pair(number) for number in range(100, 108)])
-    config = config_of(base, tmp_path / "run", "dpo", val_data=(str(held_out),))
+def test_a_reference_file_whose_numbers_changed_is_refused(base, tmp_path):
+    config = config_of(base, tmp_path / "run", "dpo")
     train(config, stop_at=3)
-    write_lines(held_out, [pair(number) for number in range(200, 208)])
-    with pytest.raises(UserError, match="the validation data changed"):
+    path = tmp_path / "run" / "reference.npz"
+    with np.load(path) as arrays:
+        halved = {name: arrays[name] / 2 if name == "training" else arrays[name] for name in arrays}
+    np.savez(path, **halved)
+    with pytest.raises(UserError, match="its training numbers are not those that were computed"):
         train(dataclasses.replace(config, resume=True))
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"reference.npz is missing or damaged"):
+        train(dataclasses.replace(config, resume=True))
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_a_run_whose_validation_data_changed_is_not_resumed(base, tmp_path, stage):
+    def records(numbers):
+        return [pair(n) if stage == "dpo" else {"conversations": conversation(n)} for n in numbers]
+
+    held_out = write_lines(tmp_path / "held_out.jsonl", records(range(100, 108)))
+    config = config_of(base, tmp_path / "run", stage, val_data=(str(held_out),))
+    train(config, stop_at=3)
+    write_lines(held_out, records(range(200, 208)))
+    with pytest.raises(UserError, match="the validation data or tokenizer changed"):
+        train(dataclasses.replace(config, resume=True))
+
+
+def test_validation_data_that_is_left_out_is_said(base, tmp_path):
+    question = {"role": "user", "content": " ".join(WORDS * 20)}
+    long = {"conversations": [question, {"role": "assistant", "content": "yes"}]}
+    held_out = write_lines(tmp_path / "held_out.jsonl", [long, {"conversations": conversation(200)}])
+    config = config_of(base, tmp_path, "sft", val_data=(str(held_out),), over_long="drop")
+    assert "of the validation data 1 conversations longer than 49 tokens" in corpus_of(config).left_out
+    write_lines(held_out, [long])
+    with pytest.raises(UserError, match="the validation data has nothing to learn within --max-seq-len 48: 1 conv"):
+        corpus_of(config)
 
 
 @pytest.mark.parametrize("stage", ["sft", "dpo"])
@@ -333,7 +362,7 @@ def test_conversations_without_an_answer_within_a_row_are_an_error_that_says_so(
     question = {"role": "user", "content": " ".join(WORDS * 20)}
     records = [{"conversations": [question, {"role": "assistant", "content": f"{n}"}]} for n in range(3)]
     data = write_lines(tmp_path / "long.jsonl", records)
-    with pytest.raises(UserError, match="no conversation has a token to learn within --max-seq-len 48"):
+    with pytest.raises(UserError, match="the training data has nothing to learn within --max-seq-len 48"):
         corpus_of(config_of(base, tmp_path, "sft", data=(str(data),)))
 
 

@@ -33,6 +33,20 @@ def test_names_that_minimind_uses_mean_the_same(theirs, ours):
     assert {name: getattr(command, name) for name in ours} == ours
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--data a.jsonl --data b.jsonl", "--data is there twice"),
+        ("--stage sft --mix-data a.jsonl --mix_data b.jsonl", "--mix-data is there twice"),
+        ("--initializer xavier --init-from out/run", "--init-from brings some"),
+        ("--data a\0b", "--data has a NUL"),
+    ],
+)
+def test_what_would_be_overlooked_is_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        read_command_line(arguments.split(" "))
+
+
 def test_what_minimind_has_and_this_version_has_not_is_refused():
     with pytest.raises(UserError, match="no mixture of experts"):
         read_command_line(["--use_moe", "1"])

@@ -82,7 +82,7 @@ class BatchSource:
         seed: decides the order, with the epoch; None keeps the layout's own order.
         num_epochs: passes over the documents, rounded up to whole batches. Excludes num_batches.
         num_batches: length of the run; the documents are repeated as often as it takes. Excludes num_epochs.
-        drop_last: leave out a pass's last batch of each width when it is not full.
+        drop_last: leave out a pass's last batch of each width when it is not full (see `Layout`).
 
     A text longer than a row goes on in another row. Of a longer conversation a row has the beginning: what follows
     would be an answer to something unseen.
@@ -176,6 +176,11 @@ class BatchSource:
     def real_fraction(self) -> float:
         """Part of one pass's positions that is not padding, before `drop_last` leaves any out."""
         return self.predictions_per_epoch / self._layout.num_positions
+
+    @property
+    def rows_left_out(self) -> int:
+        """Rows of one pass that `drop_last` leaves out, other ones in each; in `PairSource` pairs."""
+        return self._layout.rows_left_out
 
     def epoch_of(self, index: int) -> float:
         """Passes over the data completed when micro-batches 0 to index - 1 are done."""

@@ -179,8 +179,8 @@ class TokenCache:
         if self.encoding != options:
             made, wanted = (", ".join(has.values()) or "pretrain" for has in (self.encoding, options))
             raise UserError(
-                f"{self.directory} was prepared for another stage or mask ({made}, not {wanted}); prepare the data "
-                "again with scripts/prepare_data.py --stage"
+                f"{self.directory} was prepared for another stage or mask ({made}, not {wanted}); give --stage and "
+                "--chat-mask as they were then, or prepare the data again with scripts/prepare_data.py"
             )
 
     def release(self) -> None:

@@ -42,13 +42,15 @@ class Corpus:
     """None when a single document leaves nothing to hold out."""
     training_key: str
     """Hash of the training documents and how they were tokenized; a resumed run needs the same."""
+    validation_key: str
+    """Likewise of what the validation documents are among; empty when there is no validation."""
     validation_documents: int
     validation_bytes: int
     """UTF-8 bytes of the text that the validation predicts; 0 where it predicts none, as in dpo."""
     overlap: int
     """Validation documents whose text is in the training data as well."""
     left_out: str
-    """What of the training files was not used, in words; empty when everything was."""
+    """What of the files was not used, in words; empty when everything was."""
     questions: tuple[sample.Question, ...]
     """Questions on the sample corpus that no training text contains; empty on other data."""
 
@@ -96,7 +98,11 @@ def load_corpus(
         held_out = training
         training_documents, validation_documents = _split(training, config)
     training_documents, unusable = _usable(training, training_documents, config)
-    validation_documents, _ = _usable(held_out, validation_documents, config)
+    validation_documents, unusable_held_out = _usable(held_out, validation_documents, config)
+    _require_some(training_documents, unusable, of="training", config=config)
+    if validation_paths:
+        _require_some(validation_documents, unusable_held_out, of="validation", config=config)
+        unusable += [f"of the validation data {part}" for part in unusable_held_out]
     if config.mix_data:
         training_documents = _mixed(training, training_documents, config)
     assert config.batch_size is not None
@@ -122,6 +128,7 @@ def load_corpus(
         source,
         validation,
         training.key,
+        held_out.key if len(documents) else "",
         len(documents),
         0 if validation is None or config.stage == "dpo" else validation.text_bytes(tokenizer.text_bytes),
         _overlap(training, training_documents, held_out, documents),
@@ -175,20 +182,12 @@ def _split(cache: TokenCache, config: TrainConfig) -> tuple[IntArray, IntArray]:
 
 
 def _usable(cache: TokenCache, documents: IntArray, config: TrainConfig) -> tuple[IntArray, list[str]]:
-    """The conversations or pairs of which a row holds something to learn, and in words how many were left out.
-
-    Raises:
-        UserError: nothing is left.
-    """
+    """The conversations or pairs of which a row holds something to learn, and in words how many were left out."""
     if cache.supervised is None:
         return documents, []
     if cache.holds_pairs:
         drop = config.over_long == "drop"
         usable, left_out = usable_pairs(cache, documents, max_seq_len=config.max_seq_len, drop_over_long=drop)
-        if len(documents) and not len(usable):
-            raise UserError(
-                f"no pair teaches anything within --max-seq-len {config.max_seq_len}: {', '.join(left_out)}"
-            )
         return usable, left_out
     left_out = []
     most = config.max_seq_len + 1
@@ -199,12 +198,15 @@ def _usable(cache: TokenCache, documents: IntArray, config: TrainConfig) -> tupl
     silent = cache.supervised_counts(most)[documents] == 0
     if silent.any():
         left_out.append(f"{np.count_nonzero(silent)} conversations in which the first {most} tokens have no answer")
-    if len(documents) and silent.all():
-        raise UserError(
-            f"no conversation has a token to learn within --max-seq-len {config.max_seq_len}: {', '.join(left_out)}; "
-            "give a larger one, or other data"
-        )
     return documents[~silent], left_out
+
+
+def _require_some(usable: IntArray, left_out: list[str], *, of: str, config: TrainConfig) -> None:
+    if left_out and not len(usable):
+        raise UserError(
+            f"the {of} data has nothing to learn within --max-seq-len {config.max_seq_len}: "
+            f"{', '.join(left_out)}; give a larger one, or other data"
+        )
 
 
 def _mixed(cache: TokenCache, documents: IntArray, config: TrainConfig) -> IntArray:

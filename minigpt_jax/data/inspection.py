@@ -8,7 +8,7 @@ L tokens of a row
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,12 +79,28 @@ def inspect_data(path: Path, tokenizer: Tokenizer, config: TrainConfig, *, index
         chosen = _select(source, index, where=path)
         names = [f"{record.path}:{record.line}" for record in chosen]
         records = list(zip(names, encoding.encode(chosen), strict=True))
-    return [
-        row
-        for name, documents in records
-        for side, document in enumerate(documents)
-        for row in _rows(name, "" if len(documents) == 1 else ("chosen", "rejected")[side], document, tokenizer, config)
-    ]
+    rows: list[InspectedRow] = []
+    for name, documents in records:
+        sides = ("",) if len(documents) == 1 else ("chosen", "rejected")
+        of_record = [
+            row
+            for side, document in zip(sides, documents, strict=True)
+            for row in _rows(name, side, document, tokenizer, config)
+        ]
+        rows += of_record if len(documents) == 1 else _as_a_pair(of_record)
+    return rows
+
+
+def _as_a_pair(sides: list[InspectedRow]) -> list[InspectedRow]:
+    """The two sides as training sees them together (`usable_pairs`)."""
+    chosen, rejected = sides
+    if chosen.ids == rejected.ids:
+        reason = "both sides are equal, so training leaves the pair out"
+    elif not (chosen.num_learned and rejected.num_learned):
+        reason = "a side has nothing to learn, so training leaves the pair out"
+    else:
+        return sides
+    return [replace(side, note=reason, loss_weights=[0.0] * len(side.ids)) for side in sides]
 
 
 def _select(records: Iterable[Value], index: int | None, *, where: Path) -> list[Value]:

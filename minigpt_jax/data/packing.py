@@ -109,13 +109,23 @@ class Layout:
     rows_per_batch: tuple[int, ...]  # [G]
     rows_of_width: tuple[int, ...]  # [G] sums to R
     drop_last: bool = False
-    """Leave out the last batch of each width when it is not full; other rows are left out in each epoch."""
+    """Leave out the last batch of each width when it is not full; other rows are left out in each epoch. Of several
+    widths one that fills no batch keeps its only one: else its rows would be left out in every epoch."""
 
     @property
     def batches_of_width(self) -> tuple[int, ...]:
         """[G] batches of one epoch; the last of each width may have empty rows."""
-        shapes = zip(self.rows_of_width, self.rows_per_batch, strict=True)
-        return tuple(rows // height if self.drop_last else -(-rows // height) for rows, height in shapes)
+        shapes = list(zip(self.rows_of_width, self.rows_per_batch, strict=True))
+        if not self.drop_last:
+            return tuple(-(-rows // height) for rows, height in shapes)
+        least = 0 if len(shapes) == 1 else 1
+        return tuple(max(least, rows // height) for rows, height in shapes)
+
+    @property
+    def rows_left_out(self) -> int:
+        """Rows of one epoch that are in no batch."""
+        shapes = zip(self.rows_of_width, self.rows_per_batch, self.batches_of_width, strict=True)
+        return sum(max(0, rows - height * batches) for rows, height, batches in shapes)
 
     @property
     def num_batches(self) -> int:

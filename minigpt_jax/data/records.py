@@ -9,6 +9,7 @@ on is an error that names file and line, or is skipped and counted by reason.
 import gzip
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,9 @@ from minigpt_jax.errors import UserError, missing_extra
 RecordStage = Literal["pretrain", "sft", "dpo"]
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+DEEPEST = 100
+"""Levels of lists and objects in each other that a record may have."""
+
 _ROLES = ("system", "user", "assistant", "tool")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(rb"\\ud[89a-f]", re.IGNORECASE)
@@ -245,15 +249,29 @@ def _parse(line: bytes) -> dict[str, Any]:
         if not line.endswith(b"\n"):
             raise _BadLineError("cut last line", "the file ends inside a record; write it again") from error
         raise _BadLineError("not JSON", f"{error}; write one JSON object a line") from error
+    if _is_deep(value):
+        raise _BadLineError("nested too deeply", f"more than {DEEPEST} levels; flatten it")
     if not isinstance(value, dict):
         raise _BadLineError("not an object", f'it is {_kind(value)}; write an object such as {{"text": "..."}}')
-    if _SURROGATE_ESCAPE.search(line):
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as error:
-            remedy = "half of a \\ud83d\\ude00 pair is not a character; write both halves or none"
-            raise _BadLineError("lone surrogate", remedy) from error
+    if _SURROGATE_ESCAPE.search(line) and not _is_text(value):
+        remedy = "half of a \\ud83d\\ude00 pair is not a character; write both halves or none"
+        raise _BadLineError("lone surrogate", remedy)
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether something lies more than DEEPEST levels down, where what walks a value by recursion would fail."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, dict | list)
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+        if not level:
+            return False
+    return True
 
 
 # --- Forms ---
@@ -277,6 +295,13 @@ def _conversation(value: dict[str, Any], key: str = "conversations") -> dict[str
     if not messages:
         raise _BadLineError(f"{key} is empty", "delete the line")
     value[key] = [_message(message) for message in messages]
+    for number, message in enumerate(value[key]):
+        if _parsed_list(message, "tools") and (number > 0 or message["role"] != "system"):
+            raise _BadLineError(
+                "tools are not in the first system message", "put them there; elsewhere nobody reads them"
+            )
+    if value.get("tools"):
+        raise _BadLineError(f"tools are beside {key}", "put them into the first message, a system one")
     roles = [message["role"] for message in value[key]]
     turns = [role for role in roles if role != "system"]
     if not turns:
@@ -289,7 +314,16 @@ def _conversation(value: dict[str, Any], key: str = "conversations") -> dict[str
 
 
 def _pair(value: dict[str, Any]) -> dict[str, Any]:
-    return _conversation(_conversation(value, "chosen"), "rejected")
+    value = _conversation(_conversation(value, "chosen"), "rejected")
+    for ours, theirs in itertools.zip_longest(value["chosen"], value["rejected"]):
+        if ours != theirs:
+            if not (ours and theirs and ours["role"] == theirs["role"] == "assistant"):
+                raise _BadLineError(
+                    "chosen and rejected differ before the answer",
+                    "a pair is two answers to one conversation: up to an assistant message both must be the same",
+                )
+            break
+    return value
 
 
 def _any_form(value: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +342,11 @@ def _message(value: Any) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise _BadLineError("unknown role", f"{role!r} is not one of {', '.join(_ROLES)}; rename it")
-    calls = role == "assistant" and bool(message.get("tool_calls"))
+    calls = _parsed_list(message, "tool_calls")
+    if calls and role != "assistant":
+        raise _BadLineError(f"{role} has tool_calls", "only an assistant calls tools; delete them")
+    for call in calls:
+        _require_call(call)
     if message.get("content") is None and calls:
         message["content"] = ""
     content = _string(message.get("content"), "content")
@@ -318,16 +356,46 @@ def _message(value: Any) -> dict[str, Any]:
         raise _BadLineError("user content is empty", "write the question, or delete the line")
     if role == "assistant" and not (content.strip() or reasoning.strip() or calls):
         raise _BadLineError("assistant content is empty", "write the answer, or delete the line")
-    for key in ("tools", "tool_calls"):
-        if not isinstance(message.get(key, ""), str | list):
-            remedy = f"it is {_kind(message[key])}; write a list, or its JSON as a string"
-            raise _BadLineError(f"{key} is not a string or list", remedy)
-        if isinstance(message.get(key), str) and message[key].strip():
-            try:
-                json.loads(message[key])
-            except ValueError as error:
-                raise _BadLineError(f"{key} is a string that is not JSON", f"{error}; write a list") from error
+    if not all(isinstance(tool, dict) for tool in _parsed_list(message, "tools")):
+        raise _BadLineError("a tool is not an object", 'write its description, such as {"name", "parameters"}')
     return message
+
+
+def _parsed_list(message: dict[str, Any], key: str) -> list[Any]:
+    """The list in a field that may hold it as JSON in a string; empty where there is none."""
+    value = message.get(key, [])
+    if isinstance(value, str):
+        try:
+            value = (json.loads(value) if value.strip() else None) or []
+        except RecursionError as error:
+            raise _BadLineError("nested too deeply", f"in {key}; flatten it") from error
+        except ValueError as error:
+            raise _BadLineError(f"{key} is a string that is not JSON", f"{error}; write a list") from error
+        if _is_deep(value):
+            raise _BadLineError("nested too deeply", f"more than {DEEPEST} levels in {key}; flatten it")
+        if _SURROGATE_ESCAPE.search(message[key].encode("utf-8")) and not _is_text(value):
+            raise _BadLineError("lone surrogate", f"in {key}; write both halves of a character or none")
+    if not isinstance(value, list):
+        remedy = f"it is {_kind(value)}; write a list, or its JSON as a string"
+        raise _BadLineError(f"{key} is not a string or list", remedy)
+    return value
+
+
+def _require_call(call: Any) -> None:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _BadLineError("a tool call has no name", 'write {"name": "...", "arguments": {...}}')
+    if not isinstance(function.get("arguments", {}), dict | str | None):
+        raise _BadLineError("the arguments of a tool call are no object", "write an object, or its JSON as a string")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether every string in it can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _string(value: Any, name: str) -> str:

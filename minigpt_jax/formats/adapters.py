@@ -77,6 +77,8 @@ class Adapter:
     """Nested dicts of `lora_a` [in, rank] and `lora_b` [rank, out]."""
     base: str | None = None
     """The model that it was trained on, as its file calls it."""
+    base_digest: str | None = None
+    """SHA-256 over the weights that it was trained on (minigpt_jax/formats/names.py, `digest`), where it is known."""
 
     def require_fit(self, model: ModelConfig) -> None:
         """Refuse a model that this is no adapter of.
@@ -112,13 +114,18 @@ def read_peft(directory: Path) -> Adapter:
             raise UserError(f"{where}: {name} {value!r} is not supported; adapters here have none")
     if "peft_type" not in fields:
         raise UserError(f"{where}: it has no peft_type, so it is no LoRA adapter")
+    base = fields.get("base_model_name_or_path") or None
+    if not isinstance(base, str | None):
+        raise UserError(f"{where}: base_model_name_or_path must be a string, got {base!r}")
     lora = _lora_config(_SILENT | fields, where=where)
     weights = directory / PEFT_WEIGHTS
     tree = _tree(read_safetensors(weights), _PEFT_NAME, lora.targets, rank=lora.rank, where=str(weights))
-    return Adapter(str(directory), lora, tree, fields.get("base_model_name_or_path") or None)
+    return Adapter(str(directory), lora, tree, base)
 
 
 def _lora_config(fields: Mapping[str, Any], *, where: str) -> LoraConfig:
+    if not isinstance(fields["use_rslora"], bool):
+        raise UserError(f"{where}: use_rslora must be true or false, got {fields['use_rslora']!r}")
     for name in ("r", "lora_alpha", "lora_dropout"):
         if type(fields[name]) not in ((int,) if name == "r" else (int, float)):
             raise UserError(
@@ -127,9 +134,12 @@ def _lora_config(fields: Mapping[str, Any], *, where: str) -> LoraConfig:
     targets = fields.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise UserError(f"{where}: target_modules must be a list of names ({', '.join(TARGETS)}), got {targets!r}")
-    stabilised = math.sqrt(max(fields["r"], 0)) if fields["use_rslora"] else 1.0
     try:
-        return LoraConfig(fields["r"], fields["lora_alpha"] * stabilised, fields["lora_dropout"], tuple(targets))
+        stabilised = math.sqrt(max(fields["r"], 0)) if fields["use_rslora"] else 1.0
+        alpha = float(fields["lora_alpha"] * stabilised)
+        return LoraConfig(fields["r"], alpha, fields["lora_dropout"], tuple(targets))
+    except OverflowError as error:
+        raise UserError(f"{where}: r or lora_alpha is beyond any float") from error
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -172,7 +182,9 @@ def from_minimind(tensors: Mapping[str, np.ndarray], *, where: str) -> Adapter:
     if not targets:
         example = _MINIMIND_NAME.format(module="layers.0.self_attn.q_proj", part="A")
         raise UserError(f"{where} holds no adapter: it has no tensor that is named like {example}")
-    first = next(tensor for name, tensor in found.items() if ".lora." in name and name.endswith(".A.weight"))
+    first = next((tensor for name, tensor in found.items() if name.endswith(".lora.A.weight")), None)
+    if first is None or first.ndim != 2:
+        raise UserError(f"{where} is no whole adapter: a lora.A.weight of shape [rank, in] is missing")
     rank = first.shape[0]
     # Its forward pass is B(A(x)), without a factor.
     lora = LoraConfig(rank=rank, alpha=float(rank), dropout=0.0, targets=tuple(targets))

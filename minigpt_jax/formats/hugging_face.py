@@ -177,6 +177,7 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
         OSError, SafetensorError: the disk refuses.
     """
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors lets nobody but the owner read it
 
 
 def write_hugging_face(directory: Path, config: ModelConfig, tensors: Tensors, tokenizer: Tokenizer) -> None:

@@ -6,6 +6,7 @@ Framework-free. The other names are those of MiniMind's and Hugging Face's Llama
 D hidden  F ffn  V vocabulary  N query heads  K kv heads  H head size
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,6 +223,15 @@ def flatten(tree: Mapping[Any, Any], *, prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}{key}"
         leaves |= flatten(value, prefix=f"{path}.") if isinstance(value, Mapping) else {path: value}
     return leaves
+
+
+def digest(tree: Mapping[Any, Any]) -> str:
+    """SHA-256 over every array of a tree and its path."""
+    total = hashlib.sha256()
+    for path, leaf in sorted(flatten(tree).items()):
+        total.update(f"{path} {leaf.dtype} {leaf.shape}".encode())
+        total.update(np.ascontiguousarray(leaf).tobytes())
+    return total.hexdigest()
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[Any, Any]:
