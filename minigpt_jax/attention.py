@@ -1,4 +1,4 @@
-"""Causal grouped-query attention within segments: one function, three kernels that agree.
+"""Causal grouped-query attention: within segments by one function of three kernels that agree, and to a cache.
 
 - `reference`: one dense einsum, written to be read.
 - `blocked`: queries in blocks of 64, each against only the keys it may see. Slices are static, and a block is
@@ -49,9 +49,9 @@ def attention(
     grouped = grouped.transpose(0, 2, 3, 1, 4)  # [B, K, G, T, H]
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)  # [B, K, S, H]
     if kernel == "reference":
-        context = _attend(grouped, key, value, segment_ids, segment_ids, 0)
+        context = _attend_within(grouped, key, value, segment_ids, segment_ids, 0)
     else:
-        block = jax.checkpoint(_attend, static_argnums=5)
+        block = jax.checkpoint(_attend_within, static_argnums=5)
         context = jnp.concatenate(
             [
                 block(
@@ -69,7 +69,23 @@ def attention(
     return context.transpose(0, 3, 1, 2, 4).reshape(batch, time, num_heads, head_dim)
 
 
-def _attend(
+def attention_to_cache(
+    query: jax.Array,  # [B, T, N, H]
+    key: jax.Array,  # [B, K, S, H]
+    value: jax.Array,  # [B, K, S, H]
+    *,
+    positions: jax.Array,  # int32 [B, T]
+) -> jax.Array:  # [B, T, N, H]
+    """Attention to keys and values that lie by their position: a query sees the slots 0 to its own position."""
+    batch, time, num_heads, head_dim = query.shape
+    num_kv_heads, slots = key.shape[1:3]
+    grouped = query.reshape(batch, time, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    visible = jnp.arange(slots) <= positions[:, :, None]  # [B, T, S]
+    context = _attend(grouped.transpose(0, 2, 3, 1, 4), key, value, visible)  # [B, K, G, T, H]
+    return context.transpose(0, 3, 1, 2, 4).reshape(query.shape)
+
+
+def _attend_within(
     query: jax.Array,  # [B, K, G, T, H]
     key: jax.Array,  # [B, K, S, H]
     value: jax.Array,  # [B, K, S, H]
@@ -78,12 +94,21 @@ def _attend(
     start: int,
 ) -> jax.Array:  # [B, K, G, T, H]
     """Attention of the queries at positions start, start + 1, ... to the keys at positions 0, 1, ..."""
+    causal = (start + jnp.arange(query.shape[3]))[:, None] >= jnp.arange(key.shape[2])[None, :]
+    return _attend(query, key, value, causal & (query_segments[:, :, None] == key_segments[:, None, :]))
+
+
+def _attend(
+    query: jax.Array,  # [B, K, G, T, H]
+    key: jax.Array,  # [B, K, S, H]
+    value: jax.Array,  # [B, K, S, H]
+    visible: jax.Array,  # bool [B, T, S]
+) -> jax.Array:  # [B, K, G, T, H]
+    """Attention of the queries to the keys that they may see."""
     batch, num_kv_heads, groups, time, head_dim = query.shape
     high = jnp.promote_types(query.dtype, jnp.float32)
     rows = query.reshape(batch, num_kv_heads, groups * time, head_dim)
     scores = jnp.einsum("bkth,bksh->bkts", rows, key, preferred_element_type=high) * head_dim**-0.5
-    causal = (start + jnp.arange(time))[:, None] >= jnp.arange(key.shape[2])[None, :]
-    visible = causal & (query_segments[:, :, None] == key_segments[:, None, :])  # [B, T, S]
     scores = scores.reshape(batch, num_kv_heads, groups, time, -1)
     # Every position sees itself, so no row of scores is wholly masked.
     scores = jnp.where(visible[:, None, None], scores, jnp.finfo(high).min)

@@ -23,7 +23,8 @@ from minigpt_jax.checkpoint import CheckpointStore, abstract_like
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.data.batching import Batch
 from minigpt_jax.data.corpus import cache_directory
-from minigpt_jax.generate import make_greedy_decoder
+from minigpt_jax.generate import JaxDecoder
+from minigpt_jax.generation import greedy
 from minigpt_jax.model import model_graph
 from minigpt_jax.objective import BatchArrays, log_probabilities
 from minigpt_jax.optimizer import named_slots, with_named_slots
@@ -80,11 +81,11 @@ class JaxEngine:
         checkpoints: Path,
         teacher: ModelConfig | None = None,
     ):
-        _configure_jax(train)
+        configure_jax(train.dtype)
         dtype = jnp.dtype(train.dtype or "float32")
         self.device = jax.devices()[0]
         self._train, self._total_updates = train, total_updates
-        self._dtype = dtype
+        self._model, self._dtype = model, dtype
         kernel = default_kernel(self.device.platform, dtype)
         self._graph = model_graph(model, dtype=dtype, kernel=kernel)
         taught_by = None if teacher is None else model_graph(teacher, dtype=dtype, kernel=kernel)
@@ -181,12 +182,12 @@ class JaxEngine:
 
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_id: int) -> list[list[int]]:
         """The greedy continuation of each prompt, up to and without `stop_id`."""
-        decode = make_greedy_decoder(self._graph, max_new_tokens=max_new_tokens, stop_id=stop_id)
         parameters = self.state.parameters
         if self._train.stage == "lora":
             base, adapters = jax.device_get((self._frozen, parameters))
             parameters = merge(base, adapters, self._train.lora)
-        return decode(parameters, prompts)
+        decoder = JaxDecoder(self._model, parameters, dtype=self._dtype)
+        return greedy(decoder, prompts, max_new_tokens=max_new_tokens, stop_id=stop_id)
 
     # --- checkpoints ---
 
@@ -263,9 +264,9 @@ def _arrays(batch: Batch) -> BatchArrays:
     return BatchArrays(*jax.device_put(arrays))
 
 
-def _configure_jax(train: TrainConfig) -> None:
-    """Process-wide JAX settings of a run: 64-bit floats if asked for, and compiled steps kept on disk."""
-    if train.dtype == "float64":
+def configure_jax(dtype: str | None) -> None:
+    """Process-wide JAX settings: 64-bit floats if asked for, and compiled steps kept on disk."""
+    if dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -10,7 +10,7 @@ Parameters live outside the modules, as a dict (see minigpt_jax/initialization.p
 B batch  T time  S = B*T positions  D hidden  F ffn  V vocabulary  N query heads  K kv heads  H head size
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -21,6 +21,9 @@ from minigpt_jax.attention import Kernel, attention
 from minigpt_jax.config import ModelConfig
 from minigpt_jax.dropout import dropout
 from minigpt_jax.lora import NO_ADAPTERS, LayerAdapters, adapted
+
+Attend = Callable[..., jax.Array]
+"""What `attention` takes and returns."""
 
 # --- RMSNorm ---
 
@@ -94,6 +97,7 @@ class Attention(nnx.Module):
         cos: jax.Array,  # [B, T, 1, H/2]
         sin: jax.Array,
         adapters: LayerAdapters = NO_ADAPTERS,
+        attend: Attend | None = None,
     ) -> jax.Array:  # [S, D]
         batch, time = segment_ids.shape
         query = adapted(self.q_proj, x, adapters.get("q_proj"))
@@ -105,7 +109,7 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        context = attention(query, key, value, segment_ids=segment_ids, kernel=self.kernel)
+        context = (attend or attention)(query, key, value, segment_ids=segment_ids, kernel=self.kernel)
         return adapted(self.o_proj, context.reshape(batch * time, -1), adapters.get("o_proj"))
 
 
@@ -150,9 +154,10 @@ class Block(nnx.Module):
         dropout_rate: float,
         dropout_keys: tuple[jax.Array | None, jax.Array | None],
         adapters: LayerAdapters = NO_ADAPTERS,
+        attend: Attend | None = None,
     ) -> jax.Array:  # [S, D]
         normed = self.input_layernorm(x)
-        branch = self.self_attn(normed, segment_ids=segment_ids, cos=cos, sin=sin, adapters=adapters)
+        branch = self.self_attn(normed, segment_ids=segment_ids, cos=cos, sin=sin, adapters=adapters, attend=attend)
         x = x + dropout(branch, rate=dropout_rate, key=dropout_keys[0])
         branch = self.mlp(self.post_attention_layernorm(x), adapters=adapters)
         return x + dropout(branch, rate=dropout_rate, key=dropout_keys[1])
@@ -188,10 +193,12 @@ class Transformer(nnx.Module):
         dropout_rate: float = 0.0,
         dropout_key: jax.Array | None = None,
         adapters: Sequence[LayerAdapters] | None = None,  # one for each layer
+        attends: Sequence[Attend] | None = None,  # one for each layer
     ) -> jax.Array:  # [S, D]
         """Hidden states after the last norm, in the compute dtype. Dropout acts only when a key is given.
 
-        `adapters` are minigpt_jax/lora.py's `layer_adapters`; without them the model is itself.
+        `adapters` are minigpt_jax/lora.py's `layer_adapters`; without them the model is itself. `attends` take the
+        place of attention within segments, as a cache of earlier keys and values does.
         """
         config = self.config
         num_keys = 2 * config.num_layers + 1
@@ -211,6 +218,7 @@ class Transformer(nnx.Module):
                 dropout_rate=dropout_rate,
                 dropout_keys=(keys[2 * number], keys[2 * number + 1]),
                 adapters=NO_ADAPTERS if adapters is None else adapters[number],
+                attend=None if attends is None else attends[number],
             )
         return self.norm(x)
 

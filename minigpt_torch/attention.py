@@ -1,4 +1,4 @@
-"""Causal grouped-query attention within segments: one function, two kernels that agree.
+"""Causal grouped-query attention: within segments by one function of two kernels that agree, and to a cache.
 
 - `reference`: written to be read, step for step that of minigpt_jax/attention.py.
 - `fused`: PyTorch's own `scaled_dot_product_attention`; flash attention where it has one.
@@ -47,6 +47,22 @@ def attention(
     key, value = key.transpose(1, 2), value.transpose(1, 2)  # [B, K, S, H]
     context = _attend(grouped, key, value, visible)
     return context.permute(0, 3, 1, 2, 4).reshape(batch, time, num_heads, head_dim)
+
+
+def attention_to_cache(
+    query: Tensor,  # [B, T, N, H]
+    key: Tensor,  # [B, K, S, H]
+    value: Tensor,  # [B, K, S, H]
+    *,
+    positions: Tensor,  # int64 [B, T]
+) -> Tensor:  # [B, T, N, H]
+    """Attention to keys and values that lie by their position: a query sees the slots 0 to its own position."""
+    batch, time, num_heads, head_dim = query.shape
+    num_kv_heads, slots = key.shape[1:3]
+    grouped = query.reshape(batch, time, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    visible = torch.arange(slots, device=query.device) <= positions[:, :, None]  # [B, T, S]
+    context = _attend(grouped.permute(0, 2, 3, 1, 4), key, value, visible)  # [B, K, G, T, H]
+    return context.permute(0, 3, 1, 2, 4).reshape(query.shape)
 
 
 def _attend(

@@ -21,8 +21,9 @@ from minigpt_jax.data.batching import Batch
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.checkpoints import TREES, SafetensorsStore
 from minigpt_jax.formats.names import flatten, map_leaves, unflatten
+from minigpt_jax.generation import greedy
 from minigpt_jax.trainer import Evaluation, StepReport
-from minigpt_torch.generate import greedy
+from minigpt_torch.generate import TorchDecoder
 from minigpt_torch.lora import adapter_tensors
 from minigpt_torch.model import Transformer
 from minigpt_torch.objective import NO_MASKS, BatchTensors, batch_tensors, log_probabilities
@@ -197,7 +198,7 @@ class TorchEngine:
         if self._train.stage == "lora":
             merged = merge(parameters_of(model), trees_of(self.state)["parameters"], self._train.lora)
             model = make_model(self._model, merged, dtype=self._dtype, kernel="fused", device=self.device)
-        return greedy(model, prompts, max_new_tokens=max_new_tokens, stop_id=stop_id)
+        return greedy(TorchDecoder(model), prompts, max_new_tokens=max_new_tokens, stop_id=stop_id)
 
     # --- checkpoints ---
 

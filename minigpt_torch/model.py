@@ -6,7 +6,7 @@ drawn outside: dropout is given its masks.
 B batch  T time  S = B*T positions  D hidden  F ffn  V vocabulary  N query heads  K kv heads  H head size
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,6 +17,9 @@ from minigpt_jax.config import ModelConfig
 from minigpt_torch.attention import Kernel, attention
 from minigpt_torch.dropout import dropout
 from minigpt_torch.lora import NO_ADAPTERS, LayerAdapters, adapted
+
+Attend = Callable[..., Tensor]
+"""What `attention` takes and returns."""
 
 # --- RMSNorm ---
 
@@ -99,6 +102,7 @@ class Attention(nn.Module):
         cos: Tensor,  # [B, T, 1, H/2]
         sin: Tensor,
         adapters: LayerAdapters = NO_ADAPTERS,
+        attend: Attend | None = None,
     ) -> Tensor:  # [S, D]
         batch, time = segment_ids.shape
         query = adapted(self.q_proj, x, adapters.get("q_proj"))
@@ -110,7 +114,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        context = attention(query, key, value, segment_ids=segment_ids, kernel=self.kernel)
+        context = (attend or attention)(query, key, value, segment_ids=segment_ids, kernel=self.kernel)
         return adapted(self.o_proj, context.reshape(batch * time, -1), adapters.get("o_proj"))
 
 
@@ -156,9 +160,10 @@ class Block(nn.Module):
         dropout_rate: float,
         dropout_masks: tuple[Tensor | None, Tensor | None],
         adapters: LayerAdapters = NO_ADAPTERS,
+        attend: Attend | None = None,
     ) -> Tensor:  # [S, D]
         normed = self.input_layernorm(x)
-        branch = self.self_attn(normed, segment_ids=segment_ids, cos=cos, sin=sin, adapters=adapters)
+        branch = self.self_attn(normed, segment_ids=segment_ids, cos=cos, sin=sin, adapters=adapters, attend=attend)
         x = x + dropout(branch, rate=dropout_rate, keep=dropout_masks[0])
         branch = self.mlp(self.post_attention_layernorm(x), adapters=adapters)
         return x + dropout(branch, rate=dropout_rate, keep=dropout_masks[1])
@@ -194,10 +199,12 @@ class Transformer(nn.Module):
         dropout_rate: float = 0.0,
         dropout_masks: Sequence[Tensor] | None = None,  # 2 * layers + 1 of bool [S, D]
         adapters: Sequence[LayerAdapters] | None = None,  # one for each layer
+        attends: Sequence[Attend] | None = None,  # one for each layer
     ) -> Tensor:  # [S, D]
         """Hidden states after the last norm, in the compute dtype. Dropout acts only when masks are given.
 
-        `adapters` are minigpt_torch/lora.py's `layer_adapters`; without them the model is itself.
+        `adapters` are minigpt_torch/lora.py's `layer_adapters`; without them the model is itself. `attends` take the
+        place of attention within segments, as a cache of earlier keys and values does.
         """
         config = self.config
         masks: list[Tensor | None] = [None] * (2 * config.num_layers + 1)
@@ -216,6 +223,7 @@ class Transformer(nn.Module):
                 dropout_rate=dropout_rate,
                 dropout_masks=(masks[2 * number], masks[2 * number + 1]),
                 adapters=NO_ADAPTERS if adapters is None else adapters[number],
+                attend=None if attends is None else attends[number],
             )
         return self.norm(x)
 

@@ -32,10 +32,10 @@ from minigpt_jax.formats.checkpoints import SafetensorsStore  # noqa: E402
 from minigpt_jax.formats.hugging_face import config_from_hugging_face  # noqa: E402
 from minigpt_jax.formats.model_files import write_beside  # noqa: E402
 from minigpt_jax.formats.names import flatten, from_outside, map_leaves, table, to_outside, unflatten  # noqa: E402
-from minigpt_jax.generate import make_greedy_decoder  # noqa: E402
+from minigpt_jax.generate import JaxDecoder  # noqa: E402
+from minigpt_jax.generation import greedy  # noqa: E402
 from minigpt_jax.initialization import initial_parameters  # noqa: E402
 from minigpt_jax.launch import launch  # noqa: E402
-from minigpt_jax.model import model_graph  # noqa: E402
 from minigpt_jax.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 from minigpt_torch.pth import write_pth  # noqa: E402
 
@@ -276,9 +276,8 @@ def test_a_fresh_process_loads_the_directory_with_transformers_and_continues_gre
     )  # fmt: skip
     ids, theirs, chat = json.loads(done.stdout.splitlines()[-1])
     assert ids == [load_tokenizer().encode(prompt) for prompt in PROMPTS]
-    graph = model_graph(SERIES_2, dtype=jnp.dtype("float32"), kernel="blocked")
-    decode = make_greedy_decoder(graph, max_new_tokens=NEW_TOKENS, stop_id=-1)
-    assert decode(map_leaves(jnp.asarray, parameters), ids) == theirs
+    decoder = JaxDecoder(SERIES_2, map_leaves(jnp.asarray, parameters))
+    assert greedy(decoder, ids, max_new_tokens=NEW_TOKENS, stop_id=-1) == theirs
     assert chat.startswith("<|im_start|>")
 
 

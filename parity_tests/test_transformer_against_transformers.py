@@ -12,7 +12,9 @@ import pytest
 from flax import nnx
 
 from minigpt_jax.config import ModelConfig
-from minigpt_jax.formats.names import to_outside
+from minigpt_jax.formats.names import map_leaves, to_outside
+from minigpt_jax.generate import JaxDecoder
+from minigpt_jax.generation import greedy
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
 
@@ -20,7 +22,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from minigpt_bridge.models import open_model  # noqa: E402
-from minigpt_torch.generate import greedy  # noqa: E402
+from minigpt_torch.generate import TorchDecoder  # noqa: E402
 from minigpt_torch.weights import make_model  # noqa: E402
 
 STORIES = Path(__file__).resolve().parents[2] / "shared" / "weights" / "stories260K"
@@ -161,4 +163,5 @@ def test_released_weights_in_the_twin_give_the_reference_logits_and_greedy_token
         logits = twin.logits(twin(ids, segment_ids=torch.ones_like(ids), positions=positions)).numpy()
     assert relative_error(logits, reference["logits"]) <= bound_float32.sub_module
     new = reference["greedy_ids"][ids.shape[1] :].tolist()
-    assert greedy(twin, [ids[0].tolist()], max_new_tokens=len(new), stop_id=-1) == [new]
+    for decoder in (TorchDecoder(twin), JaxDecoder(config, map_leaves(jnp.asarray, parameters))):
+        assert greedy(decoder, [ids[0].tolist()], max_new_tokens=len(new), stop_id=-1) == [new]
