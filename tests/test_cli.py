@@ -14,9 +14,10 @@ from minigpt_jax.errors import UserError, missing_extra, python
 from minigpt_jax.files import require_writable
 
 SCRIPT = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from dataclasses import dataclass
 from minigpt_jax.cli import run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, in a background job too
 
 @dataclass(frozen=True)
 class Command:
