@@ -9,7 +9,7 @@ from minigpt_bridge.models import open_adapter, open_model
 from minigpt_jax.config import Backend, ModelConfig
 from minigpt_jax.errors import UserError, missing_extra
 from minigpt_jax.formats.adapters import Adapter
-from minigpt_jax.formats.names import Parameters
+from minigpt_jax.formats.names import Parameters, digest
 from minigpt_jax.generation import Decoder
 from minigpt_jax.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class Ready:
     config: ModelConfig
     tokenizer: Tokenizer
     note: str | None
-    """What was taken for granted about the model and a person should know."""
+    """What was taken for granted about model and adapter and a person should know."""
 
 
 def open_decoder(
@@ -51,7 +51,11 @@ def open_decoder(
     if adapter is not None:
         adapter.require_fit(model.config)
     make = _jax_decoder if backend == "jax" else _torch_decoder
-    return Ready(make(model.config, model.read_parameters(), dtype, adapter), model.config, tokenizer, model.note)
+    parameters, notes = model.read_parameters(), [] if model.note is None else [model.note]
+    if adapter is not None and adapter.base_digest not in (None, digest(parameters)):
+        notes.append(f"{adapter.where} was trained on {adapter.base}, whose weights are not those of {source}")
+    decoder = make(model.config, parameters, dtype, adapter)
+    return Ready(decoder, model.config, tokenizer, "\n".join(notes) or None)
 
 
 def _jax_decoder(config: ModelConfig, parameters: Parameters, dtype: str, adapter: Adapter | None) -> Decoder:

@@ -9,8 +9,10 @@ torch = pytest.importorskip("torch")
 
 from small_runs import as_typed, small_config, train  # noqa: E402
 
+from minigpt_bridge import decoders  # noqa: E402
+from minigpt_bridge.models import open_model  # noqa: E402
 from minigpt_jax.formats.adapters import Adapter, write_peft  # noqa: E402
-from minigpt_jax.formats.names import map_leaves  # noqa: E402
+from minigpt_jax.formats.names import digest, map_leaves  # noqa: E402
 from minigpt_jax.initialization import initial_adapters  # noqa: E402
 from minigpt_jax.lora_config import LoraConfig  # noqa: E402
 from minigpt_jax.run_directory import RunDirectory  # noqa: E402
@@ -73,6 +75,17 @@ def test_an_adapter_is_applied_without_merging(run, tmp_path):
         for backend in ("jax", "torch")
     ]
     assert rows[0] == rows[1] != without[0]["ids"]
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_an_adapter_of_another_base_is_said(run, monkeypatch, is_other):
+    model, _ = RunDirectory(run).read_config()
+    lora = LoraConfig(rank=2, alpha=4.0, dropout=0.0, targets=("q_proj",))
+    known = "other weights" if is_other else digest(open_model(run).read_parameters())
+    adapter = Adapter("out/lora", lora, initial_adapters(model, lora, seed=1), base="out/sft", base_digest=known)
+    monkeypatch.setattr(decoders, "open_adapter", lambda _: adapter)
+    note = decoders.open_decoder(str(run), adapters=("out/lora",)).note
+    assert note == (f"out/lora was trained on out/sft, whose weights are not those of {run}" if is_other else None)
 
 
 def test_without_a_prompt_a_conversation_begins(run, monkeypatch):
