@@ -268,6 +268,13 @@ def test_a_directory_stands_for_every_jsonl_file_below_it(tmp_path):
     assert expand_paths([tmp_path, tmp_path / "a.jsonl"]) == [tmp_path / name for name in names]
 
 
+@pytest.mark.parametrize("name", ["A.JSONL", "A.Jsonl.GZ"])
+def test_capitals_in_a_suffix_mean_the_same(tmp_path, name):
+    line = (json.dumps(GOOD["pretrain"]) + "\n").encode()
+    (tmp_path / name).write_bytes(gzip.compress(line) if name.endswith("GZ") else line)
+    assert texts(*expand_paths([tmp_path])) == [GOOD["pretrain"]["text"]]
+
+
 def test_an_empty_directory_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no"):
         expand_paths([tmp_path])

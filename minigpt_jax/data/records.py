@@ -79,7 +79,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
     for parent, _, names in os.walk(directory, onerror=refuse):
         for name in names:
-            if name.endswith(SUFFIXES):
+            if name.lower().endswith(SUFFIXES):
                 yield Path(parent) / name
 
 
@@ -121,9 +121,9 @@ class _ZstdStream(io.RawIOBase):
 
 def _decompressed(path: Path, raw: IO[bytes]) -> tuple[IO[bytes], tuple[type[Exception], ...]]:
     """The stream of the text's bytes, and the errors by which it tells a damaged archive."""
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         return io.BufferedReader(gzip.GzipFile(fileobj=raw)), (EOFError, zlib.error, gzip.BadGzipFile)
-    if path.suffix == ".zst":
+    if path.suffix.lower() == ".zst":
         try:
             library = importlib.import_module("zstandard")
         except ImportError as error:
