@@ -17,7 +17,7 @@ from minigpt_jax.cost import (
     training_flops_per_token,
 )
 from minigpt_jax.data.cache_format import is_token_cache, open_token_cache
-from minigpt_jax.data.records import expand_paths, read_records
+from minigpt_jax.data.records import expand_paths, is_compressed, read_records
 from minigpt_jax.defaults import model_config, require_model_to_start_from, resolve
 from minigpt_jax.errors import UserError
 from minigpt_jax.formats.model_files import Model
@@ -122,9 +122,9 @@ def _size_of(inputs: tuple[str, ...]) -> tuple[float, float]:
         return cache.num_tokens, cache.num_documents // (2 if cache.holds_pairs else 1)
     tokens = records = 0.0
     for path in expand_paths(inputs):
-        stretch = 1 if path.suffix == ".jsonl" else COMPRESSION_RATIO
-        tokens += path.stat().st_size * stretch / BYTES_PER_TOKEN
-        records += _lines(path) if stretch == 1 else path.stat().st_size * stretch / BYTES_PER_RECORD
+        size = path.stat().st_size * (COMPRESSION_RATIO if is_compressed(path) else 1)
+        tokens += size / BYTES_PER_TOKEN
+        records += size / BYTES_PER_RECORD if is_compressed(path) else _lines(path)
     return tokens, records
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from small_runs import write_documents
 
 from minigpt_jax.config import ModelConfig, TrainConfig
 from minigpt_jax.cost import (
@@ -16,7 +17,7 @@ from minigpt_jax.cost import (
 )
 from minigpt_jax.data.corpus import load_corpus
 from minigpt_jax.defaults import resolve
-from minigpt_jax.dry_run import SAMPLE_SIZES, rows_expected
+from minigpt_jax.dry_run import SAMPLE_SIZES, expected_cost, rows_expected
 from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.model import model_graph
 from minigpt_jax.objective import BatchArrays, summed_loss
@@ -89,3 +90,14 @@ def test_the_size_of_the_sample_is_that_of_one_pass_over_it(stage, batching):
     expected = rows_expected(train, tokens=tokens / rows_of_example(train), records=records)
     tolerance = 0.3 if batching == "bucketed" else 0.05  # what of bucketed rows is real is a guess
     assert expected == pytest.approx(source.batches_per_epoch * train.batch_size, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ["DATA.JSONL", "data.txt"])
+def test_a_file_that_is_no_archive_costs_its_own_size(tmp_path, name):
+    def updates(name: str) -> int:
+        data = str(write_documents(tmp_path / name, count=400))
+        config = TrainConfig(data=(data,), batch_size=1, max_seq_len=32)
+        cost = expected_cost(config, accelerator=None, matmul_flops=lambda dtype: 1e9, open_model=lambda _: None)
+        return cost["updates"]
+
+    assert updates(name) == updates("data.jsonl")

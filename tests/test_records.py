@@ -262,17 +262,10 @@ def test_every_line_of_the_real_data_is_valid(stage, name, count):
 
 def test_a_directory_stands_for_every_jsonl_file_below_it(tmp_path):
     (tmp_path / "b").mkdir()
-    names = ["a.jsonl", "b/x.jsonl.gz", "b/y.jsonl.zst", "heldout_z.jsonl"]
+    names = ["C.JSONL", "a.jsonl", "b/W.Jsonl.GZ", "b/x.jsonl.gz", "b/y.jsonl.zst", "heldout_z.jsonl"]
     for name in [*names, "notes.txt", "b/c.json"]:
         (tmp_path / name).touch()
     assert expand_paths([tmp_path, tmp_path / "a.jsonl"]) == [tmp_path / name for name in names]
-
-
-@pytest.mark.parametrize("name", ["A.JSONL", "A.Jsonl.GZ"])
-def test_capitals_in_a_suffix_mean_the_same(tmp_path, name):
-    line = (json.dumps(GOOD["pretrain"]) + "\n").encode()
-    (tmp_path / name).write_bytes(gzip.compress(line) if name.endswith("GZ") else line)
-    assert texts(*expand_paths([tmp_path])) == [GOOD["pretrain"]["text"]]
 
 
 def test_an_empty_directory_is_refused(tmp_path):
@@ -333,12 +326,12 @@ LINES = b"".join(as_line({"text": f"line {number} of many"}) + b"\n" for number 
 
 
 def compress(kind: str) -> bytes:
-    if kind == "gz":
+    if kind.lower() == "gz":
         return gzip.compress(LINES)
     return pytest.importorskip("zstandard").ZstdCompressor().compress(LINES)
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("kind", ["gz", "zst", "GZ", "ZST"])
 def test_an_archive_reads_like_the_file(tmp_path, kind):
     path = tmp_path / f"data.jsonl.{kind}"
     path.write_bytes(compress(kind) * 2)

@@ -83,6 +83,11 @@ def _walk(directory: Path) -> Iterator[Path]:
                 yield Path(parent) / name
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file's name says that it is an archive."""
+    return path.suffix.lower() in (".gz", ".zst")
+
+
 class _ZstdStream(io.RawIOBase):
     """Decompressed bytes of a zstd file; unlike the library's own reader it refuses an unfinished frame."""
 
