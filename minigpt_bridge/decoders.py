@@ -1,7 +1,8 @@
-"""A model in any format, made ready to generate in either framework."""
+"""A model in any format, made ready to generate, or to say how likely a text is, in either framework."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +12,13 @@ from minigpt_jax.errors import UserError, missing_extra
 from minigpt_jax.formats.adapters import Adapter
 from minigpt_jax.formats.names import Parameters, digest
 from minigpt_jax.generation import Decoder
+from minigpt_jax.scoring import Scorer
 from minigpt_jax.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minigpt_torch.attention import Kernel
+    from minigpt_torch.lora import LayerAdapters
+    from minigpt_torch.model import Transformer
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,17 @@ class Ready:
     tokenizer: Tokenizer
     note: str | None
     """What was taken for granted about model and adapter and a person should know."""
+
+
+@dataclass(frozen=True)
+class ReadyScorer:
+    """A model that can say how likely a text is."""
+
+    scorer: Scorer
+    config: ModelConfig
+    tokenizer: Tokenizer
+    note: str | None
+    """As in `Ready`."""
 
 
 def open_decoder(
@@ -39,6 +57,32 @@ def open_decoder(
     Raises:
         UserError: the model or the adapter cannot be read, or they do not fit; the model has no tokenizer.
     """
+    opened = _open(source, adapters)
+    make = _jax_decoder if backend == "jax" else _torch_decoder
+    return Ready(make(opened, dtype), opened.config, opened.tokenizer, opened.note)
+
+
+def open_scorer(
+    source: str, *, backend: Backend = "jax", dtype: str = "float32", adapters: Sequence[str] = ()
+) -> ReadyScorer:  # fmt: skip
+    """The model at `source`; arguments and errors as for `open_decoder`."""
+    opened = _open(source, adapters)
+    make = _jax_scorer if backend == "jax" else _torch_scorer
+    return ReadyScorer(make(opened, dtype), opened.config, opened.tokenizer, opened.note)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model and what goes with it, before a framework takes it."""
+
+    config: ModelConfig
+    parameters: Parameters
+    adapter: Adapter | None
+    tokenizer: Tokenizer
+    note: str | None
+
+
+def _open(source: str, adapters: Sequence[str]) -> _Opened:
     model = open_model(source)
     tokenizer = model.require_tokenizer()
     if tokenizer.vocab_size > model.config.vocab_size:
@@ -50,47 +94,81 @@ def open_decoder(
     adapter = open_adapter(adapters[0]) if adapters else None
     if adapter is not None:
         adapter.require_fit(model.config)
-    make = _jax_decoder if backend == "jax" else _torch_decoder
     parameters, notes = model.read_parameters(), [] if model.note is None else [model.note]
     if adapter is not None and adapter.base_digest not in (None, digest(parameters)):
         notes.append(f"{adapter.where} was trained on {adapter.base}, whose weights are not those of {source}")
-    decoder = make(model.config, parameters, dtype, adapter)
-    return Ready(decoder, model.config, tokenizer, "\n".join(notes) or None)
+    return _Opened(model.config, parameters, adapter, tokenizer, "\n".join(notes) or None)
 
 
-def _jax_decoder(config: ModelConfig, parameters: Parameters, dtype: str, adapter: Adapter | None) -> Decoder:
+# --- JAX ---
+
+
+def _jax_decoder(opened: _Opened, dtype: str) -> Decoder:
+    from minigpt_jax.generate import JaxDecoder
+
+    parameters, options = _on_jax_device(opened, dtype)
+    return JaxDecoder(opened.config, parameters, **options)
+
+
+def _jax_scorer(opened: _Opened, dtype: str) -> Scorer:
+    from minigpt_jax.evaluate import JaxScorer
+
+    parameters, options = _on_jax_device(opened, dtype)
+    return JaxScorer(opened.config, parameters, **options)
+
+
+def _on_jax_device(opened: _Opened, dtype: str) -> tuple[Any, dict[str, Any]]:
+    """The parameters, and the options that a decoder and a scorer share."""
     import jax
     import jax.numpy as jnp
 
     from minigpt_jax.engine import configure_jax
-    from minigpt_jax.generate import JaxDecoder
 
     configure_jax(dtype)
 
-    def placed(tree: Parameters) -> Parameters:
+    def placed(tree: Parameters) -> Any:
         # On the device once, and not at every call.
-        placed: Parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf, np.promote_types(dtype, np.float32)), tree)
-        return placed
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, np.promote_types(dtype, np.float32)), tree)
 
+    adapter = opened.adapter
     lora, tree = (None, None) if adapter is None else (adapter.lora, placed(adapter.tree))
-    return JaxDecoder(config, placed(parameters), dtype=jnp.dtype(dtype), adapters=tree, lora=lora)
+    return placed(opened.parameters), {"dtype": jnp.dtype(dtype), "adapters": tree, "lora": lora}
 
 
-def _torch_decoder(config: ModelConfig, parameters: Parameters, dtype: str, adapter: Adapter | None) -> Decoder:
+# --- PyTorch ---
+
+
+def _torch_decoder(opened: _Opened, dtype: str) -> Decoder:
+    model, adapters = _on_torch_device(opened, dtype, kernel="reference")
+    from minigpt_torch.generate import TorchDecoder
+
+    return TorchDecoder(model, adapters=adapters)
+
+
+def _torch_scorer(opened: _Opened, dtype: str) -> Scorer:
+    model, adapters = _on_torch_device(opened, dtype, kernel="fused")
+    from minigpt_torch.evaluate import TorchScorer
+
+    return TorchScorer(model, adapters=adapters)
+
+
+def _on_torch_device(
+    opened: _Opened, dtype: str, *, kernel: "Kernel"
+) -> tuple["Transformer", "list[LayerAdapters] | None"]:  # fmt: skip
     try:
         import torch
     except ModuleNotFoundError as error:
         raise missing_extra("--backend torch", "torch") from error
     from minigpt_jax.formats.names import map_leaves
     from minigpt_torch.engine import find_device
-    from minigpt_torch.generate import TorchDecoder
     from minigpt_torch.lora import layer_adapters
     from minigpt_torch.weights import as_tensor, make_model
 
     device, high = find_device(), np.float64 if dtype == "float64" else np.float32
-    own = map_leaves(lambda leaf: leaf.astype(high), parameters)
-    model = make_model(config, own, dtype=getattr(torch, dtype), kernel="reference", device=device)
+    own = map_leaves(lambda leaf: leaf.astype(high), opened.parameters)
+    model = make_model(opened.config, own, dtype=getattr(torch, dtype), kernel=kernel, device=device)
+    adapter = opened.adapter
     if adapter is None:
-        return TorchDecoder(model)
+        return model, None
     tree = map_leaves(lambda leaf: as_tensor(leaf.astype(high), device), adapter.tree)
-    return TorchDecoder(model, adapters=layer_adapters(tree, adapter.lora))
+    return model, layer_adapters(tree, adapter.lora)

@@ -11,10 +11,10 @@ from minigpt_jax.config import Stage
 from minigpt_jax.config_json import to_json
 from minigpt_jax.console import say
 from minigpt_jax.cost import parameter_count
-from minigpt_jax.data.chat import ChatEncoder
 from minigpt_jax.data.sample_questions import Question
 from minigpt_jax.errors import python
 from minigpt_jax.preparation import Run
+from minigpt_jax.questions import ANSWER_TOKENS, is_right, prompt_ids
 from minigpt_jax.report import last_values, write_report
 from minigpt_jax.tracking import read_metrics, write_csv
 from minigpt_jax.trainer import Ending, Engine
@@ -126,7 +126,7 @@ def _write_samples(run: Run, engine: Engine) -> list[tuple[str, str]]:
         prompts = [question.prompt for question in questions] or OPENINGS
     else:
         prompts = [question.question for question in questions] or CHAT_OPENINGS
-    continued = _continue(run, engine, prompts, max_new_tokens=16 if questions else 48)
+    continued = _continue(run, engine, prompts, max_new_tokens=ANSWER_TOKENS if questions else 48)
     shown = list(zip(prompts, continued, strict=True))[:SHOWN_SAMPLES]
     for prompt, text in shown:
         say(f"  {prompt.strip()} -> {text.strip() or '(nothing)'}".replace("\n", " / "))
@@ -139,7 +139,7 @@ def answer_before(run: Run, engine: Engine) -> None:
     """Say how many of the sample's questions the model answers that a stage starts from."""
     questions = run.corpus.questions
     if questions:
-        continued = _continue(run, engine, [question.question for question in questions], max_new_tokens=16)
+        continued = _continue(run, engine, [question.question for question in questions], max_new_tokens=ANSWER_TOKENS)
         say(f"Before: {_score(questions, continued)}")
 
 
@@ -147,18 +147,13 @@ def _score(questions: Sequence[Question], continued: Sequence[str]) -> str:
     """How many answers are right, in all and by kind: the first line has to be the answer to the letter."""
     asked, right = Counter(question.kind for question in questions), Counter[str]()
     for question, text in zip(questions, continued, strict=True):
-        right[question.kind] += text.strip().split("\n")[0].strip() == question.answer
+        right[question.kind] += is_right(question, text)
     kinds = ", ".join(f"{kind} {right[kind]}/{asked[kind]}" for kind in asked)
     return f"It answers {right.total()} of {len(questions)} questions that no text it has seen contains: {kinds}."
 
 
 def _continue(run: Run, engine: Engine, prompts: Sequence[str], *, max_new_tokens: int) -> list[str]:
     """What the model writes after each prompt: goes on with it, or answers it as the user's turn of a chat."""
-    tokenizer = run.tokenizer
-    if run.train.stage == "pretrain":
-        ids = [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts]
-    else:
-        chat = ChatEncoder(tokenizer)
-        ids = [chat.encode_prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
-    continued = engine.generate(ids, max_new_tokens=max_new_tokens, stop_id=tokenizer.eos_id)
-    return [tokenizer.decode(new) for new in continued]
+    ids = prompt_ids(prompts, run.tokenizer, chat=run.train.stage != "pretrain")
+    continued = engine.generate(ids, max_new_tokens=max_new_tokens, stop_id=run.tokenizer.eos_id)
+    return [run.tokenizer.decode(new) for new in continued]

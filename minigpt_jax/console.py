@@ -27,16 +27,16 @@ def say(sentence: str, *, console: Console | None = None) -> None:
 
 
 @contextmanager
-def tokenizing_progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar for the building of a token cache, shown from its first report on."""
-    progress = Progress(TextColumn("tokenizing"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+def work_progress(work: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work of known size ("tokenizing", "scoring"), shown from its first report on."""
+    progress = Progress(TextColumn(work), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     tasks: list[TaskID] = []
 
     def report(done: int, total: int) -> None:
-        """Show `done` of `total` bytes."""
+        """Show `done` of `total`."""
         if not tasks:
             progress.start()
-            tasks.append(progress.add_task("tokenizing", total=total))
+            tasks.append(progress.add_task(work, total=total))
         progress.update(tasks[0], completed=done, total=total)
 
     try:

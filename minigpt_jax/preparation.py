@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from minigpt_jax.adapter_tree import adapter_shapes
 from minigpt_jax.config import ModelConfig, TrainConfig
-from minigpt_jax.console import tokenizing_progress
+from minigpt_jax.console import work_progress
 from minigpt_jax.data.corpus import Corpus, load_corpus
 from minigpt_jax.defaults import default_warmup, model_config, require_model_to_start_from, resolve
 from minigpt_jax.errors import UserError
@@ -67,7 +67,7 @@ def prepare(config: TrainConfig, *, given: Collection[str], accelerator: str | N
         adapter_shapes(model, train.lora)
     if teacher is not None:
         _require_teacher_fits(teacher, model, tokenizer, train)
-    with tokenizing_progress() as on_progress:
+    with work_progress("tokenizing") as on_progress:
         corpus = load_corpus(train, tokenizer, model_vocab_size=model.vocab_size, on_progress=on_progress)
     total_updates = train.steps or math.ceil(len(corpus.training) / train.accumulation_steps)
     if train.warmup_steps is None:

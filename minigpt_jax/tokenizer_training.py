@@ -4,7 +4,6 @@ Framework-free.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -15,9 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minigpt_jax.byte_level import BYTE_OF
 from minigpt_jax.errors import UserError
+from minigpt_jax.languages import is_chinese
 from minigpt_jax.tokenizer import ADDED_TOKENS, SPLIT_PATTERN, TAGS, Tokenizer
-
-_CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 # --- Train ---
 
@@ -106,8 +104,8 @@ class EvaluationRow:
 
 
 def language_of(text: str) -> Literal["zh", "en"]:
-    """Chinese when more than 30 % of the characters are CJK ideographs, else English."""
-    return "zh" if len(_CHINESE.findall(text)) > 0.3 * len(text) else "en"
+    """Chinese by `is_chinese`, else English."""
+    return "zh" if is_chinese(text) else "en"
 
 
 def evaluate_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> list[EvaluationRow]:

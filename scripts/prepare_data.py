@@ -10,7 +10,7 @@ import tyro
 
 from minigpt_jax.cli import run
 from minigpt_jax.config import ChatMask
-from minigpt_jax.console import tokenizing_progress
+from minigpt_jax.console import work_progress
 from minigpt_jax.cost import peak_memory_bytes
 from minigpt_jax.data.prepare import ROW_LENGTH, prepare_data
 from minigpt_jax.errors import UserError, python
@@ -45,7 +45,7 @@ def main(command: Command) -> None:
         raise UserError("--chat-mask is for --stage sft or dpo, not pretrain")
     if command.json is not None:
         require_writable(Path(command.json), option="--json")
-    with tokenizing_progress() as report:
+    with work_progress("tokenizing") as report:
         figures = prepare_data(
             command.inputs,
             load_tokenizer(command.tokenizer),

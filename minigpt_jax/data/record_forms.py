@@ -123,7 +123,12 @@ def any_form(value: dict[str, Any]) -> dict[str, Any]:
     """The record, in whichever of the three forms its fields say."""
     if "conversations" in value:
         return conversation(value)
-    return pair(value) if "chosen" in value else pretraining_text(value)
+    if "chosen" in value:
+        return pair(value)
+    if "text" not in value:
+        names = "text, conversations, or chosen and rejected"
+        raise BadLineError("neither text nor conversation", f"found {_keys(value)}; name the field {names}")
+    return pretraining_text(value)
 
 
 def _message(value: Any) -> dict[str, Any]:

@@ -52,11 +52,11 @@ class ReadReport:
 # --- Files ---
 
 
-def expand_paths(inputs: Sequence[str | Path]) -> list[Path]:
-    """The files that `inputs` name: files as they are, directories as every JSONL file below them, sorted.
+def expand_paths(inputs: Sequence[str | Path], *, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """The files that `inputs` name: files as they are, directories as every file below them of a suffix, sorted.
 
     Raises:
-        UserError: an input does not exist or cannot be read, or a directory holds no JSONL file.
+        UserError: an input does not exist or cannot be read, or a directory holds no such file.
     """
     found: list[Path] = []
     for path in map(Path, inputs):
@@ -64,22 +64,22 @@ def expand_paths(inputs: Sequence[str | Path]) -> list[Path]:
             directory = stat.S_ISDIR(path.stat().st_mode)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
-        below = sorted(_walk(path)) if directory else [path]
+        below = sorted(_walk(path, suffixes)) if directory else [path]
         if not below:
-            raise UserError(f"{path} holds no {', '.join(SUFFIXES)} file; name a file or another directory")
+            raise UserError(f"{path} holds no {', '.join(suffixes)} file; name a file or another directory")
         found += below
     if not found:
         raise UserError("no input was named; give a JSONL file or a directory of them")
     return list(dict.fromkeys(found))
 
 
-def _walk(directory: Path) -> Iterator[Path]:
+def _walk(directory: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
 
     for parent, _, names in os.walk(directory, onerror=refuse):
         for name in names:
-            if name.lower().endswith(SUFFIXES):
+            if name.lower().endswith(suffixes):
                 yield Path(parent) / name
 
 
@@ -176,30 +176,47 @@ def read_records(
             `skip_bad_lines` only when no valid record is left, or a file cannot be read to its end.
     """
     validate = {"pretrain": pretraining_text, "sft": conversation, "dpo": pair}[stage]
-    return _read(paths, validate, skip_bad_lines=skip_bad_lines, report=report or ReadReport())
+    return read_validated(paths, validate, skip_bad_lines=skip_bad_lines, report=report)
 
 
 def iter_texts(paths: Sequence[Path]) -> Iterator[str]:
     """Every text that a tokenizer may learn from, of records of any stage: texts, contents, reasonings.
 
     Raises:
-        UserError: as `read_records` without `skip_bad_lines`.
+        UserError: as `read_validated`.
     """
-    for record in _read(paths, any_form, skip_bad_lines=False, report=ReadReport()):
-        if "text" in record.value:
-            yield record.value["text"]
-        for key in ("conversations", "chosen", "rejected"):
-            for message in record.value.get(key, ()):
-                yield from (message[part] for part in ("reasoning_content", "content") if message.get(part))
+    for record in read_validated(paths, any_form):
+        yield from texts_of(record)
 
 
-def _read(
+def texts_of(record: Record) -> Iterator[str]:
+    """Every text in a record of any stage: texts, contents, reasonings."""
+    if "text" in record.value:
+        yield record.value["text"]
+    for key in ("conversations", "chosen", "rejected"):
+        for message in record.value.get(key, ()):
+            yield from (message[part] for part in ("reasoning_content", "content") if message.get(part))
+
+
+def read_validated(
     paths: Sequence[Path],
     validate: Callable[[dict[str, Any]], dict[str, Any]],
     *,
-    skip_bad_lines: bool,
-    report: ReadReport,
+    skip_bad_lines: bool | None = None,
+    report: ReadReport | None = None,
 ) -> Iterator[Record]:
+    """The records of `paths` that `validate` lets through, as `read_records` gives those of a stage.
+
+    Args:
+        paths: files, as `expand_paths` gives them.
+        validate: JSON object -> what `Record.value` holds; raises BadLineError.
+        skip_bad_lines: as for `read_records`; None where the command has no such option to recommend.
+        report: counts are added to it when given.
+
+    Raises:
+        UserError: as `read_records`.
+    """
+    report = report or ReadReport()
     for path in paths:
         number = 0
         for number, line in _lines(path, report):
@@ -207,8 +224,8 @@ def _read(
                 value = validate(parse_line(line))
             except BadLineError as fault:
                 if not skip_bad_lines:
-                    remedy = f"{fault.remedy}, or pass --skip-bad-lines"
-                    raise UserError(f"{path}:{number}: {fault.reason}; {remedy}") from fault
+                    otherwise = "" if skip_bad_lines is None else ", or pass --skip-bad-lines"
+                    raise UserError(f"{path}:{number}: {fault.reason}; {fault.remedy}{otherwise}") from fault
                 report.skipped[fault.reason] += 1
                 report.examples.setdefault(fault.reason, f"{path}:{number}")
                 continue

@@ -134,10 +134,11 @@ def generator(seed: int, stream: str, index: int) -> random.Random:
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out question and its answer."""
+    """A held-out question, its answer and a false one."""
 
     question: str
     answer: str
+    wrong: str
     language: Language
     kind: str
 
@@ -383,7 +384,7 @@ def heldout_questions(*, seed: int = 0, count: int = 200) -> list[Question]:
             if fresh is None:
                 cells.remove((kind, language))
             elif len(found) < count:
-                found[fresh.question] = Question(fresh.question, fresh.answer, language, kind)
+                found[fresh.question] = Question(fresh.question, fresh.answer, fresh.wrong, language, kind)
         if not cells:
             raise UserError(f"the sample corpus has no more than {len(found)} held-out questions; ask for fewer")
     return list(found.values())
