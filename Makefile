@@ -17,7 +17,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 # With an NVIDIA driver JAX comes with CUDA. It is part of the stamps' names: a driver that appears later is noticed.
 CUDA := $(shell if nvidia-smi >/dev/null 2>&1 || test -e /proc/driver/nvidia/version; then echo cuda12; fi)
 PRETRAIN_EXTRAS := $(CUDA:%=[%])
-TEST_EXTRAS := [dev,torch,hf,tracking,data$(CUDA:%=,%)]
+TEST_EXTRAS := [dev,torch,hf,tracking,data,serve,eval$(CUDA:%=,%)]
 PRETRAIN_STAMP := .venv/installed-pretrain$(CUDA:%=-%)
 TEST_STAMP := .venv/installed-test$(CUDA:%=-%)
 

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minigpt_bridge.models import open_adapter, open_model
 from minigpt_jax.config import Backend, ModelConfig
 from minigpt_jax.errors import UserError, missing_extra
 from minigpt_jax.formats.adapters import Adapter
-from minigpt_jax.formats.names import Parameters, digest
+from minigpt_jax.formats.names import Parameters, digest, map_leaves
 from minigpt_jax.generation import Decoder
+from minigpt_jax.quantization import int8_parameters
 from minigpt_jax.scoring import Scorer
 from minigpt_jax.tokenizer import Tokenizer
 
@@ -44,29 +46,40 @@ class ReadyScorer:
 
 
 def open_decoder(
-    source: str, *, backend: Backend = "jax", dtype: str = "float32", adapters: Sequence[str] = ()
-) -> Ready:  # fmt: skip
+    source: str,
+    *,
+    backend: Backend = "jax",
+    dtype: str = "float32",
+    int8: bool = False,
+    adapters: Sequence[str] = (),
+) -> Ready:
     """The model at `source`.
 
     Args:
         source: a model in any format that `open_model` reads.
         backend: the framework that computes.
         dtype: of the computation: float32, bfloat16 or float64.
+        int8: hold the weights of linear layers as 8-bit integers.
         adapters: one that `open_adapter` reads, applied beside the weights, or none.
 
     Raises:
         UserError: the model or the adapter cannot be read, or they do not fit; the model has no tokenizer.
     """
-    opened = _open(source, adapters)
+    opened = _open(source, adapters, int8)
     make = _jax_decoder if backend == "jax" else _torch_decoder
     return Ready(make(opened, dtype), opened.config, opened.tokenizer, opened.note)
 
 
 def open_scorer(
-    source: str, *, backend: Backend = "jax", dtype: str = "float32", adapters: Sequence[str] = ()
-) -> ReadyScorer:  # fmt: skip
+    source: str,
+    *,
+    backend: Backend = "jax",
+    dtype: str = "float32",
+    int8: bool = False,
+    adapters: Sequence[str] = (),
+) -> ReadyScorer:
     """The model at `source`; arguments and errors as for `open_decoder`."""
-    opened = _open(source, adapters)
+    opened = _open(source, adapters, int8)
     make = _jax_scorer if backend == "jax" else _torch_scorer
     return ReadyScorer(make(opened, dtype), opened.config, opened.tokenizer, opened.note)
 
@@ -77,12 +90,14 @@ class _Opened:
 
     config: ModelConfig
     parameters: Parameters
+    """Those of minigpt_jax/quantization.py when `int8`."""
+    int8: bool
     adapter: Adapter | None
     tokenizer: Tokenizer
     note: str | None
 
 
-def _open(source: str, adapters: Sequence[str]) -> _Opened:
+def _open(source: str, adapters: Sequence[str], int8: bool) -> _Opened:
     model = open_model(source)
     tokenizer = model.require_tokenizer()
     if tokenizer.vocab_size > model.config.vocab_size:
@@ -97,7 +112,14 @@ def _open(source: str, adapters: Sequence[str]) -> _Opened:
     parameters, notes = model.read_parameters(), [] if model.note is None else [model.note]
     if adapter is not None and adapter.base_digest not in (None, digest(parameters)):
         notes.append(f"{adapter.where} was trained on {adapter.base}, whose weights are not those of {source}")
-    return _Opened(model.config, parameters, adapter, tokenizer, "\n".join(notes) or None)
+    if int8:
+        parameters = int8_parameters(parameters)
+    return _Opened(model.config, parameters, int8, adapter, tokenizer, "\n".join(notes) or None)
+
+
+def _floats_as(dtype: DTypeLike, tree: Parameters) -> Parameters:
+    """The tree with its floats in `dtype`; integers stay."""
+    return map_leaves(lambda leaf: leaf if leaf.dtype == np.int8 else leaf.astype(dtype), tree)
 
 
 # --- JAX ---
@@ -119,7 +141,6 @@ def _jax_scorer(opened: _Opened, dtype: str) -> Scorer:
 
 def _on_jax_device(opened: _Opened, dtype: str) -> tuple[Any, dict[str, Any]]:
     """The parameters, and the options that a decoder and a scorer share."""
-    import jax
     import jax.numpy as jnp
 
     from minigpt_jax.engine import configure_jax
@@ -128,11 +149,12 @@ def _on_jax_device(opened: _Opened, dtype: str) -> tuple[Any, dict[str, Any]]:
 
     def placed(tree: Parameters) -> Any:
         # On the device once, and not at every call.
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, np.promote_types(dtype, np.float32)), tree)
+        return map_leaves(jnp.asarray, _floats_as(np.promote_types(dtype, np.float32), tree))
 
     adapter = opened.adapter
     lora, tree = (None, None) if adapter is None else (adapter.lora, placed(adapter.tree))
-    return placed(opened.parameters), {"dtype": jnp.dtype(dtype), "adapters": tree, "lora": lora}
+    options = {"dtype": jnp.dtype(dtype), "int8": opened.int8, "adapters": tree, "lora": lora}
+    return placed(opened.parameters), options
 
 
 # --- PyTorch ---
@@ -159,16 +181,17 @@ def _on_torch_device(
         import torch
     except ModuleNotFoundError as error:
         raise missing_extra("--backend torch", "torch") from error
-    from minigpt_jax.formats.names import map_leaves
     from minigpt_torch.engine import find_device
+    from minigpt_torch.int8 import make_int8_model
     from minigpt_torch.lora import layer_adapters
     from minigpt_torch.weights import as_tensor, make_model
 
     device, high = find_device(), np.float64 if dtype == "float64" else np.float32
-    own = map_leaves(lambda leaf: leaf.astype(high), opened.parameters)
-    model = make_model(opened.config, own, dtype=getattr(torch, dtype), kernel=kernel, device=device)
+    make = make_int8_model if opened.int8 else make_model
+    own = _floats_as(high, opened.parameters)
+    model = make(opened.config, own, dtype=getattr(torch, dtype), kernel=kernel, device=device)
     adapter = opened.adapter
     if adapter is None:
         return model, None
-    tree = map_leaves(lambda leaf: as_tensor(leaf.astype(high), device), adapter.tree)
+    tree = map_leaves(lambda leaf: as_tensor(leaf, device), _floats_as(high, adapter.tree))
     return model, layer_adapters(tree, adapter.lora)

@@ -1,6 +1,6 @@
 """One evaluation of a model in any format: read the data, open the model in the framework asked for, measure."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minigpt_bridge.decoders import open_decoder, open_scorer
 from minigpt_jax.config import Backend, TrainConfig
@@ -22,7 +22,15 @@ class Opening(NamedTuple):
     source: str
     backend: Backend
     dtype: str
+    int8: bool
     adapters: tuple[str, ...]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the source."""
+        options = self._asdict()
+        del options["source"]
+        return options
 
 
 class Measured(NamedTuple):
@@ -50,7 +58,7 @@ def measure(model: Opening, config: EvaluationConfig) -> Measured:
 
 def _loss(model: Opening, config: EvaluationConfig) -> Measured:
     paths = expand_paths(config.data or [sample_files(TrainConfig.seed)["pretrain_val"]])
-    ready = open_scorer(model.source, backend=model.backend, dtype=model.dtype, adapters=model.adapters)
+    ready = open_scorer(model.source, **model.options)
     with work_progress("scoring") as report:
         found = evaluate_loss(
             paths,
@@ -66,7 +74,7 @@ def _loss(model: Opening, config: EvaluationConfig) -> Measured:
 def _multiple_choice(model: Opening, config: EvaluationConfig) -> Measured:
     items = _items(config.data) if config.data else sample_items(count=QUESTIONS)
     examples = _items(config.few_shot_data) if config.few_shot else []
-    ready = open_scorer(model.source, backend=model.backend, dtype=model.dtype, adapters=model.adapters)
+    ready = open_scorer(model.source, **model.options)
     with work_progress("scoring") as report:
         found = evaluate_choices(
             items,
@@ -86,7 +94,7 @@ def _items(paths: tuple[str, ...]) -> list[Item]:
 
 
 def _questions(model: Opening, config: EvaluationConfig) -> Measured:
-    ready = open_decoder(model.source, backend=model.backend, dtype=model.dtype, adapters=model.adapters)
+    ready = open_decoder(model.source, **model.options)
     questions = heldout_questions(count=QUESTIONS)
     found = evaluate_questions(questions, decoder=ready.decoder, tokenizer=ready.tokenizer, chat=config.chat)
     return Measured(questions_table(found), ready.note)

@@ -4,7 +4,7 @@ The cache keeps what earlier turns put into it: of a new turn's ids only those a
 conversation outgrows the context, the oldest questions go with their answers, whole; the system message stays.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minigpt_jax.data.chat import ChatEncoder
@@ -13,6 +13,10 @@ from minigpt_jax.generation import Completion, Decoder, GenerationConfig, comple
 from minigpt_jax.tokenizer import Tokenizer
 
 Message = dict[str, Any]
+
+
+class PromptTooLongError(UserError):
+    """What the model is to answer leaves no room for an answer."""
 
 
 class ChatSession:
@@ -103,18 +107,11 @@ class ChatSession:
 
     def _fitting_prompt(self, config: GenerationConfig) -> list[int]:
         """The ids up to the answer, after as many of the oldest turns have gone as have to."""
-        room = self._context - min(config.max_new_tokens, self._context // 2)
-        turns = self._turns
-        while True:
-            ids = self._encoder.encode_prompt([*self._system, *turns])
-            if len(ids) <= room:
-                self.num_forgotten += len(self._turns) - len(turns)
-                self._turns = turns
-                return ids
-            later = [number for number, turn in enumerate(turns) if number > 0 and turn["role"] == "user"]
-            if not later:
-                raise UserError(f"the message takes {len(ids)} tokens, and there is room for {room}; shorten it")
-            turns = turns[later[0] :]
+        room = room_for_prompt(self._context, config.max_new_tokens)
+        ids, forgotten = fitting_prompt(self._encoder, self._system, self._turns, room=room, most=room)
+        self.num_forgotten += forgotten
+        self._turns = self._turns[forgotten:]
+        return ids
 
     def _bring_to(self, ids: list[int], known: list[int]) -> None:
         """Make the decoder's row hold `ids`, reading no more of them than it has to."""
@@ -126,3 +123,58 @@ class ChatSession:
         self._decoder.keep([same])
         self._decoder.read([ids[same:]])
         self.num_read = len(ids) - same
+
+
+def room_for_prompt(context: int, max_new_tokens: int) -> int:
+    """Tokens of `context` that a conversation may take: half of it at least, more where the answer needs less."""
+    return context - min(max_new_tokens, context // 2)
+
+
+def fitting_prompt(
+    encoder: ChatEncoder,
+    opening: Sequence[Message],
+    turns: Sequence[Message],
+    *,
+    room: int,
+    most: int,
+    tools: Sequence[Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> tuple[list[int], int]:
+    """The ids of a conversation up to the answer, and how many of its oldest messages had to go for them to fit.
+
+    A question goes with all that was answered to it, and the latest one stays. As few go as have to; the number is
+    found by halving, since a conversation may have thousands of turns.
+
+    Args:
+        encoder: of the model.
+        opening: messages that stay.
+        turns: what was said then.
+        room: the most ids, as long as there is more than the latest question.
+        most: the ids that the latest question may take with its answers and what stays.
+        tools: as for `ChatEncoder.encode_prompt`.
+        variables: as for `ChatEncoder.encode_prompt`.
+
+    Raises:
+        PromptTooLongError: the latest question does not fit.
+        UserError: the template cannot render the conversation.
+    """
+
+    def ids_from(start: int) -> list[int]:
+        return encoder.encode_prompt([*opening, *turns[start:]], tools, variables)
+
+    ids = ids_from(0)
+    if len(ids) <= room:
+        return ids, 0
+    starts = [0, *(number for number, turn in enumerate(turns) if number > 0 and turn["role"] == "user")]
+    too_early, enough = 0, len(starts) - 1
+    ids = ids_from(starts[enough])
+    if len(ids) > most:
+        raise PromptTooLongError(f"the message takes {len(ids)} tokens, and there is room for {most}; shorten it")
+    while enough - too_early > 1:
+        middle = (too_early + enough) // 2
+        candidate = ids_from(starts[middle])
+        if len(candidate) <= room:
+            enough, ids = middle, candidate
+        else:
+            too_early = middle
+    return ids, starts[enough]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -42,8 +43,11 @@ class ChatTemplate:
         try:
             self._template = _environment(_Generation).from_string(source)
             self._marked = _environment(_MarkedGeneration).from_string(source)
+            read = jinja2.meta.find_undeclared_variables(_environment(_Generation).parse(source))
         except jinja2.TemplateError as error:
             raise UserError(f"the chat template is not Jinja: {error}") from error
+        self.variables = frozenset(read) - {"messages", "tools", "add_generation_prompt", *_GLOBALS}
+        """What the template reads besides the conversation."""
 
     def render(
         self,
@@ -105,7 +109,7 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
+    environment.globals.update(_GLOBALS)
     return environment
 
 
@@ -172,6 +176,10 @@ def _to_json(value: Any, *, ensure_ascii: bool = False, indent: int | None = Non
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+_GLOBALS = {"raise_exception": _raise_exception}
+"""Functions that a template may call."""
 
 
 def _parsed(key: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ from minigpt_jax.errors import UserError, missing_extra
 
 Config = TypeVar("Config")
 
-_EXTRAS = {"torch": "torch", "transformers": "hf"}
+_EXTRAS = {"torch": "torch", "transformers": "hf", "fastapi": "serve", "uvicorn": "serve"}
 """Packages without which a command cannot do its work, and the extra that has them."""
 
 _BOX_DRAWING = re.compile("[\u2500-\u257f]+")

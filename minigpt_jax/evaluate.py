@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from minigpt_jax.attention import default_kernel
 from minigpt_jax.chunks import chunk_logits, one_chunk, supervised_first, used_chunks, whole_chunks
 from minigpt_jax.config import ModelConfig
+from minigpt_jax.int8 import int8_graph
 from minigpt_jax.lora import layer_adapters
 from minigpt_jax.lora_config import LoraConfig
 from minigpt_jax.loss import SPARSE_CHUNK, token_losses
@@ -31,6 +32,7 @@ class JaxScorer:
         config: the model's shape.
         parameters: in the layout of minigpt_jax/initialization.py.
         dtype: of the computation.
+        int8: the parameters are those of minigpt_jax/quantization.py's `int8_parameters`.
         adapters: a tree of adapters beside the parameters, with `lora` that they were made with.
     """
 
@@ -40,10 +42,12 @@ class JaxScorer:
         parameters: Any,
         *,
         dtype: jnp.dtype = jnp.float32,
+        int8: bool = False,
         adapters: Any = None,
         lora: LoraConfig | None = None,
     ):
-        self._graph = model_graph(config, dtype=dtype, kernel=default_kernel(jax.devices()[0].platform, dtype))
+        kernel = default_kernel(jax.devices()[0].platform, dtype)
+        self._graph = (int8_graph if int8 else model_graph)(config, dtype=dtype, kernel=kernel)
         self._parameters, self._adapters, self._lora = parameters, adapters, lora
 
     def score(self, tokens: NDArray[np.int32], counts: NDArray[np.bool_]) -> TokenScores:

@@ -1,12 +1,14 @@
-"""Generation in JAX: rows of tokens with a key/value cache of fixed size, read in buckets, extended in a compiled loop.
+"""Generation in JAX: rows of tokens with a key/value cache, read in buckets, extended in a compiled loop.
 
 A row may guess ahead: where its last two tokens stood before, what followed them there is read along in the same pass,
 and kept as far as it is what would have been chosen anyway. Nothing changes but the number of passes.
 
-What is compiled depends on the number of rows, on the cache's slots and on the width of a bucket, never on the length
-of a prompt. minigpt_jax/generation.py drives it; the twin is minigpt_torch/generate.py.
+A call computes the rows that take part in it alone, their number rounded up to a power of two, with as many slots as
+the longest of them needs, rounded up likewise. So 16 rows of up to 2048 tokens make at most 5 x 3 compilations of the
+loop, and as many of reading for each width of a bucket; no length of a prompt makes its own.
+minigpt_jax/generation.py drives it; the twin is minigpt_torch/generate.py.
 
-B rows  T tokens read at once  N tokens of one decoding call  V vocabulary
+B rows  R rows that take part  T tokens read at once  N tokens of one decoding call  V vocabulary
 """
 
 from collections.abc import Sequence
@@ -20,28 +22,22 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from minigpt_jax.config import ModelConfig
-from minigpt_jax.generation import STEPS, GenerationConfig
-from minigpt_jax.kv_cache import CachedAttention, KVCache, empty_cache
+from minigpt_jax.generation import STEPS, Extension, GenerationConfig
+from minigpt_jax.int8 import int8_graph
+from minigpt_jax.kv_cache import CachedAttention, empty_cache
+from minigpt_jax.logprobs import TokenLogprob, token_logprobs
 from minigpt_jax.lora import layer_adapters
 from minigpt_jax.lora_config import LoraConfig
 from minigpt_jax.model import Transformer, model_graph
-from minigpt_jax.sampling import Sampling, looked_up, sample
+from minigpt_jax.rows import Rows, advanced, kept, marked, padded_numbers, put_back, repeated, taken, widened
+from minigpt_jax.sampling import Logprobs, Sampling, logprobs_of, looked_up, no_logprobs, sample
 
 BUCKETS = (512, 256, 128, 64, 32, 16)
 """Tokens that are read at once; the rest of a prompt is padded to the narrowest that holds it."""
 
 SLOT_MULTIPLE = 256
-"""The cache's slots are this, or a power of two times it, up to what is asked for."""
-
-
-class Rows(NamedTuple):
-    """What is known of each row."""
-
-    cache: KVCache
-    ids: jax.Array  # int32 [B, L] tokens read, and beyond them whatever was there
-    lengths: jax.Array  # int32 [B] how many
-    scores: jax.Array  # float [B, V] of the token after them
-    seen: jax.Array  # bool [B, V] ids among the tokens read
+"""The slots that a call computes are this where no row is to outgrow it, else twice this or a power of two times that:
+so a text of usual length does not wait for a second compilation in its middle."""
 
 
 @partial(jax.jit, static_argnames=("graph", "lora"), donate_argnames="rows")
@@ -51,19 +47,19 @@ def _read(
     parameters: Any,
     adapters: Any,
     rows: Rows,
-    tokens: jax.Array,  # int32 [B, T]
-    counts: jax.Array,  # int32 [B] tokens that are real
+    tokens: jax.Array,  # int32 [R, T]
+    counts: jax.Array,  # int32 [R] tokens that are real
 ) -> Rows:
     model = nnx.merge(graph, parameters)
     rows, hidden = _forward(model, lora, adapters, rows, tokens, counts)
-    last = hidden[jnp.arange(len(counts)), jnp.maximum(counts, 1) - 1]  # [B, D]
-    return _advanced(rows, tokens, counts, model.logits(last))
+    last = hidden[jnp.arange(len(counts)), jnp.maximum(counts, 1) - 1]  # [R, D]
+    return advanced(rows, tokens, counts, model.logits(last))
 
 
 def _forward(
     model: Transformer, lora: LoraConfig | None, adapters: Any, rows: Rows, tokens: jax.Array, counts: jax.Array
 ) -> tuple[Rows, jax.Array]:
-    """Hidden states [B, T, D] of tokens that come next; keys, values and ids are in their slots, nothing else moves."""
+    """Hidden states [R, T, D] of tokens that come next; keys, values and ids are in their slots, nothing else moves."""
     batch, time = tokens.shape
     positions = rows.lengths[:, None] + jnp.arange(time)
     is_real = jnp.arange(time) < counts[:, None]
@@ -80,33 +76,24 @@ def _forward(
     return rows._replace(cache=attention.cache, ids=ids), hidden.reshape(batch, time, -1)
 
 
-def _advanced(rows: Rows, tokens: jax.Array, counts: jax.Array, scores: jax.Array) -> Rows:
-    """The rows once the first `counts` of `tokens` [B, T] count as read, with the scores [B, V] of what follows."""
-    is_read = jnp.arange(tokens.shape[1]) < counts[:, None]
-    return rows._replace(
-        lengths=rows.lengths + counts,
-        scores=jnp.where(counts[:, None] > 0, scores, rows.scores),
-        seen=_marked(rows.seen, tokens, is_read),
-    )
+class _New(NamedTuple):
+    """What decoding has added."""
 
-
-def _marked(seen: jax.Array, tokens: jax.Array, is_real: jax.Array) -> jax.Array:
-    """`seen` [B, V] with the real ones of `tokens` [B, T]."""
-    numbers = jnp.arange(tokens.shape[0])[:, None]
-    return seen.at[numbers, jnp.where(is_real, tokens, seen.shape[1])].set(True, mode="drop")
+    ids: jax.Array  # int32 [R, N]; -1 where there is none yet
+    logprobs: Logprobs | None  # [R, N]; None when nobody asked
 
 
 class _Decoding(NamedTuple):
     """The carry of the decoding loop."""
 
     rows: Rows
-    is_active: jax.Array  # bool [B]
-    new: jax.Array  # int32 [B, N] ids so far; -1 where there is none yet
-    counts: jax.Array  # int32 [B] how many
+    is_active: jax.Array  # bool [R]
+    new: _New
+    counts: jax.Array  # int32 [R] how many
     passes: jax.Array  # int32
 
 
-@partial(jax.jit, static_argnames=("graph", "lora", "guesses"), donate_argnames="rows")
+@partial(jax.jit, static_argnames=("graph", "lora", "guesses", "gives_logprobs"), donate_argnames="rows")
 def _extend(
     graph: nnx.GraphDef[Transformer],
     lora: LoraConfig | None,
@@ -114,13 +101,14 @@ def _extend(
     adapters: Any,
     rows: Rows,
     sampling: Sampling,
-    uniforms: jax.Array,  # float [B, N]
+    uniforms: jax.Array,  # float [R, N]
     stop_ids: jax.Array,  # int32 [any]
-    is_active: jax.Array,  # bool [B]
+    is_active: jax.Array,  # bool [R]
     steps: jax.Array,  # int32, at most N
     guesses: int,
-) -> tuple[Rows, jax.Array, jax.Array]:
-    """Rows, new ids [B, N] with a stop id among them and -1 where there is none, and passes through the model."""
+    gives_logprobs: bool,
+) -> tuple[Rows, _New, jax.Array]:
+    """Rows, what was added to them with a stop id among it, and passes through the model."""
     model = nnx.merge(graph, parameters)
     numbers, most = jnp.arange(len(is_active)), uniforms.shape[1]  # column `most` is none: a write there is dropped
 
@@ -130,47 +118,39 @@ def _extend(
     def choose(scores: jax.Array, seen: jax.Array, places: jax.Array) -> jax.Array:
         return sample(scores, seen, sampling, uniforms[numbers, jnp.minimum(places, most - 1)])
 
+    def write(new: _New, ids: jax.Array, scores: jax.Array, places: jax.Array) -> _New:
+        given = _New(ids, logprobs_of(scores, ids) if gives_logprobs else None)
+        return jax.tree.map(lambda into, each: into.at[numbers, places].set(each, mode="drop"), new, given)
+
     def add_tokens(state: _Decoding) -> _Decoding:
         rows, counts = state.rows, state.counts
         writes = state.is_active & (counts < steps)
         first = choose(rows.scores, rows.seen, counts)
-        new = state.new.at[numbers, jnp.where(writes, counts, most)].set(first, mode="drop")
-        is_active = state.is_active & ~(writes & jnp.isin(first, stop_ids)) & (rows.lengths < rows.cache.slots)
+        new = write(state.new, first, rows.scores, jnp.where(writes, counts, most))
+        is_active = state.is_active & ~(writes & jnp.isin(first, stop_ids))
         reads = writes & is_active
-        room = jnp.minimum(steps - counts - 1, rows.cache.slots - rows.lengths - 1)
         guess, size = looked_up(rows.ids, rows.lengths, first, guesses)
-        size = jnp.where(reads, jnp.minimum(size, room), 0)
-        tokens = jnp.concatenate([first[:, None], guess], axis=1)  # [B, 1 + guesses]
+        size = jnp.where(reads, jnp.minimum(size, steps - counts - 1), 0)
+        tokens = jnp.concatenate([first[:, None], guess], axis=1)  # [R, 1 + guesses]
         rows, hidden = _forward(model, lora, adapters, rows, tokens, jnp.where(reads, 1 + size, 0))
-        scores = model.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*tokens.shape, -1)  # [B, 1 + guesses, V]
+        scores = model.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*tokens.shape, -1)  # [R, 1 + guesses, V]
         # A guess counts when it is what would have been chosen in its place.
-        right, seen = jnp.zeros_like(counts), _marked(rows.seen, first[:, None], reads[:, None])
+        right, seen = jnp.zeros_like(counts), marked(rows.seen, first[:, None], reads[:, None])
         for number in range(guesses):
             chosen = choose(scores[:, number], seen, counts + 1 + number)
             is_right = (right == number) & (number < size) & (chosen == guess[:, number])
             is_right &= ~jnp.isin(chosen, stop_ids)
             right += is_right
-            new = new.at[numbers, jnp.where(is_right, counts + 1 + number, most)].set(chosen, mode="drop")
-            seen = _marked(seen, chosen[:, None], is_right[:, None])
-        rows = _advanced(rows, tokens, jnp.where(reads, 1 + right, 0), scores[numbers, right])
+            new = write(new, chosen, scores[:, number], jnp.where(is_right, counts + 1 + number, most))
+            seen = marked(seen, chosen[:, None], is_right[:, None])
+        rows = advanced(rows, tokens, jnp.where(reads, 1 + right, 0), scores[numbers, right])
         return _Decoding(rows, is_active, new, counts + writes * (1 + right), state.passes + 1)
 
-    new = jnp.full(uniforms.shape, -1, jnp.int32)
+    none = no_logprobs(uniforms.shape, rows.scores) if gives_logprobs else None
+    new = _New(jnp.full(uniforms.shape, -1, jnp.int32), none)
     start = _Decoding(rows, is_active, new, jnp.zeros(len(is_active), jnp.int32), jnp.int32(0))
     end = jax.lax.while_loop(goes_on, add_tokens, start)
     return end.rows, end.new, end.passes
-
-
-@partial(jax.jit, donate_argnames="rows")
-def _kept(rows: Rows, lengths: jax.Array) -> Rows:
-    lengths = jnp.minimum(rows.lengths, lengths)
-    is_kept = jnp.arange(rows.ids.shape[1]) < lengths[:, None]
-    return rows._replace(lengths=lengths, seen=_marked(jnp.zeros_like(rows.seen), rows.ids, is_kept))
-
-
-@partial(jax.jit, static_argnames="times")
-def _repeated(rows: Rows, times: int) -> Rows:
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), rows)
 
 
 class JaxDecoder:
@@ -180,6 +160,7 @@ class JaxDecoder:
         config: the model's shape.
         parameters: in the layout of minigpt_jax/initialization.py.
         dtype: of the computation.
+        int8: the parameters are those of minigpt_jax/quantization.py's `int8_parameters`.
         adapters: a tree of adapters beside the parameters, with `lora` that they were made with.
     """
 
@@ -189,20 +170,23 @@ class JaxDecoder:
         parameters: Any,
         *,
         dtype: jnp.dtype = jnp.float32,
+        int8: bool = False,
         adapters: Any = None,
         lora: LoraConfig | None = None,
     ):
-        self._graph = model_graph(config, dtype=dtype, kernel="reference")
+        self._graph = (int8_graph if int8 else model_graph)(config, dtype=dtype, kernel="reference")
         self._config, self._dtype = config, dtype
         self._parameters, self._adapters, self._lora = parameters, adapters, lora
         self._rows: Rows | None = None
+        self._fewest_slots = SLOT_MULTIPLE
         self.passes = 0
         """Passes through the model that decoding has taken, reading not counted."""
 
     @property
     def lengths(self) -> list[int]:
         """Tokens that each row holds."""
-        return [int(length) for length in self._known.lengths]
+        lengths: list[int] = np.asarray(self._known.lengths).tolist()
+        return lengths
 
     @property
     def _known(self) -> Rows:
@@ -210,11 +194,9 @@ class JaxDecoder:
         return self._rows
 
     def start(self, *, rows: int, slots: int) -> None:
-        """Empty rows, with room for at least `slots` tokens each."""
-        size = SLOT_MULTIPLE
-        while size < slots:
-            size *= 2
+        """Empty rows, which may come to hold `slots` tokens each; slots are added when they are needed."""
         scores = jnp.promote_types(self._dtype, jnp.float32)
+        self._fewest_slots = size = SLOT_MULTIPLE if slots <= SLOT_MULTIPLE else 2 * SLOT_MULTIPLE
         vocab_size = self._config.vocab_size
         self._rows = Rows(
             empty_cache(self._config, rows=rows, slots=size, dtype=self._dtype),
@@ -226,28 +208,38 @@ class JaxDecoder:
 
     def read(self, tokens: Sequence[Sequence[int]]) -> None:
         """Append tokens to each row; rows may get unlike numbers of them, also none."""
-        counts = np.array([len(row) for row in tokens])
-        done = 0
-        while done < counts.max():
-            left = counts.max() - done
-            width = next((bucket for bucket in reversed(BUCKETS) if bucket >= left), BUCKETS[0])
-            block = np.zeros((len(tokens), width), np.int32)
-            for number, row in enumerate(tokens):
-                part = row[done : done + width]
-                block[number, : len(part)] = part
-            real = np.clip(counts - done, 0, width).astype(np.int32)
-            self._rows = _read(
-                self._graph, self._lora, self._parameters, self._adapters, self._known, block, real
+        left = [*tokens, ()]  # the last stands in for rows that are none
+        while longest := max(map(len, left)):
+            width = next((bucket for bucket in reversed(BUCKETS) if bucket >= longest), BUCKETS[0])
+            counts = np.array([min(len(row), width) for row in left], np.int32)
+            block = np.zeros((len(left), width), np.int32)
+            for into, row, count in zip(block, left, counts, strict=True):
+                into[:count] = row[:count]
+            numbers, part = self._take(counts[:-1])
+            part = _read(
+                self._graph, self._lora, self._parameters, self._adapters, part, block[numbers], counts[numbers]
             )  # fmt: skip
-            done += width
+            self._rows = put_back(self._known, part, numbers)
+            left = [row[width:] for row in left]
+
+    def _take(self, more: NDArray[np.int32]) -> tuple[NDArray[np.int32], Rows]:
+        """Numbers and a part of the rows to which `more` [B] tokens come, with slots for them."""
+        lengths = np.where(more > 0, self.lengths + more, 0)
+        slots = self._fewest_slots
+        while slots < lengths.max():
+            slots *= 2
+        if slots > self._known.cache.slots:
+            self._rows = widened(self._known, slots)
+        numbers = padded_numbers(more > 0)
+        return numbers, taken(self._known, numbers, slots)
 
     def keep(self, lengths: Sequence[int]) -> None:
-        """Forget what each row holds after its first `lengths` tokens; at least one more is read before decoding."""
-        self._rows = _kept(self._known, np.array(lengths, np.int32))
+        """Forget what each row holds after its first `lengths` tokens; those that do read at least one more."""
+        self._rows = kept(self._known, np.array(lengths, np.int32))
 
     def repeat(self, times: int) -> None:
         """Each row `times` times over, one beside the other."""
-        self._rows = _repeated(self._known, times)
+        self._rows = repeated(self._known, times)
 
     def extend(
         self,
@@ -256,29 +248,49 @@ class JaxDecoder:
         uniforms: NDArray[np.float32],  # [B, up to STEPS]
         stop_ids: Sequence[int],
         is_active: Sequence[bool],
-    ) -> list[list[int]]:
+        num_logprobs: int | None = None,
+    ) -> Extension:
         """New ids of the rows that are active: one for each column of `uniforms`, or up to the first stop id.
 
-        A stop id is the last of its row's ids, and is not read: the row does not hold it.
+        A stop id is the last of its row's ids, and is not read: the row does not hold it. With `num_logprobs` each new
+        id comes with its log-probability, and with those of that many likeliest ids.
         """
         steps = uniforms.shape[1]
-        padded = np.zeros((len(configs), STEPS), np.float32)
-        padded[:, :steps] = uniforms
-        self._rows, new, passes = _extend(
+        padded = np.zeros((len(configs) + 1, STEPS), np.float32)  # the last stands in for rows that are none
+        padded[:-1, :steps] = uniforms
+        active, settings = np.array([*is_active, False]), [*configs, configs[0]]
+        numbers, part = self._take(np.where(active[:-1], steps, 0))
+        part, new, passes = _extend(
             self._graph,
             self._lora,
             self._parameters,
             self._adapters,
-            self._known,
-            sampling_of(configs, dtype=self._known.scores.dtype),
-            padded,
+            part,
+            sampling_of([settings[number] for number in numbers], dtype=part.scores.dtype),
+            padded[numbers],
             np.array(stop_ids, np.int32),
-            np.array(is_active),
+            active[numbers],
             np.int32(steps),
             max(config.guesses for config in configs),
+            num_logprobs is not None,
         )
+        self._rows = put_back(self._known, part, numbers)
         self.passes += int(passes)
-        return [row[row >= 0].tolist() for row in np.asarray(new)]
+        return _extension(jax.tree.map(np.asarray, new), numbers, rows=len(configs), num_logprobs=num_logprobs)
+
+
+def _extension(new: Any, numbers: NDArray[np.int32], *, rows: int, num_logprobs: int | None) -> Extension:
+    """What was added to rows of these numbers, from a `_New` in NumPy."""
+    ids: list[list[int]] = [[] for _ in range(rows)]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in range(rows)]
+    for place, number in enumerate(numbers):
+        is_own = new.ids[place] >= 0
+        if is_own.any():
+            ids[number] = new.ids[place][is_own].tolist()
+            if num_logprobs is not None:
+                own = (leaf[place][is_own] for leaf in new.logprobs)
+                logprobs[number] = token_logprobs(ids[number], *own, number=num_logprobs)
+    return Extension(ids, logprobs)
 
 
 def sampling_of(configs: Sequence[GenerationConfig], *, dtype: jnp.dtype) -> Sampling:

@@ -8,13 +8,15 @@ B rows  N tokens of one decoding call
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minigpt_jax.errors import UserError
+from minigpt_jax.logprobs import TokenLogprob
+from minigpt_jax.row_text import RowText
 from minigpt_jax.tokenizer import Tokenizer
 
 STEPS = 32
@@ -67,6 +69,16 @@ class GenerationConfig:
         _require("" not in self.stop, "--stop is an empty string, which every text has")
 
 
+@dataclass(frozen=True)
+class Extension:
+    """What one decoding call added."""
+
+    ids: list[list[int]]
+    """Of each row."""
+    logprobs: list[list[TokenLogprob]]
+    """Of each id where they were asked for, else of none."""
+
+
 class Decoder(Protocol):
     """Rows of tokens that a model reads and continues."""
 
@@ -79,7 +91,7 @@ class Decoder(Protocol):
         ...
 
     def start(self, *, rows: int, slots: int) -> None:
-        """Empty rows, with room for at least `slots` tokens each."""
+        """Empty rows, which may come to hold `slots` tokens each."""
         ...
 
     def read(self, tokens: Sequence[Sequence[int]]) -> None:
@@ -87,7 +99,10 @@ class Decoder(Protocol):
         ...
 
     def keep(self, lengths: Sequence[int]) -> None:
-        """Forget what each row holds after its first `lengths` tokens; at least one more is read before decoding."""
+        """Forget what each row holds after its first `lengths` tokens.
+
+        A row that forgets something reads at least one more before it is decoded; others go on as they are.
+        """
         ...
 
     def repeat(self, times: int) -> None:
@@ -101,10 +116,12 @@ class Decoder(Protocol):
         uniforms: NDArray[np.float32],
         stop_ids: Sequence[int],
         is_active: Sequence[bool],
-    ) -> list[list[int]]:
+        num_logprobs: int | None = None,
+    ) -> Extension:
         """New ids of the rows that are active: one for each column of `uniforms` [B, N], or up to the first stop id.
 
-        A stop id is the last of its row's ids, and is not read: the row does not hold it.
+        A stop id is the last of its row's ids, and is not read: the row does not hold it. With `num_logprobs` each new
+        id comes with its log-probability, and with those of that many likeliest ids, up to MOST_LOGPROBS.
         """
         ...
 
@@ -168,26 +185,23 @@ def complete(
     on_text: OnText | None = None,
 ) -> list[Completion]:
     """Continue the rows that a decoder holds; arguments as for `generate`."""
-    continuation = Continuation(
-        decoder, config, context=context, stop_ids=(tokenizer.eos_id, tokenizer.pad_id)
-    )  # fmt: skip
-    texts = [_RowText(tokenizer, config.stop) for _ in continuation.rows]
+    continuation = Continuation(decoder, config, context=context, stop_ids=stop_ids_of(tokenizer))
+    texts = [RowText(tokenizer, config.stop) for _ in continuation.rows]
     while continuation.is_going:
         new = continuation.step(STEPS if on_text is None else STREAMED_STEPS)
         for number, (row, text, ids) in enumerate(zip(continuation.rows, texts, new, strict=True)):
-            taken = text.push(ids)
-            if text.has_stopped:
-                row.ids = row.ids[: len(row.ids) - len(ids) + taken]
-                row.finish_reason = "stop"
-            if row.finish_reason is not None:
-                text.finish()
-            piece = text.fresh(is_last=row.finish_reason is not None)
+            piece = take(row, text, ids)
             if on_text is not None and piece:
                 on_text(number, piece)
     return [
         Completion(row.ids, text.text, row.finish_reason or "length")
         for row, text in zip(continuation.rows, texts, strict=True)
     ]
+
+
+def stop_ids_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids that end a row."""
+    return tokenizer.eos_id, tokenizer.pad_id
 
 
 def greedy(
@@ -207,13 +221,56 @@ def greedy(
 # --- Ids ---
 
 
-@dataclass
 class RowIds:
-    """The new ids of one row."""
+    """The new ids of one row, and the numbers that draw them.
 
-    ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    """None while it goes on."""
+    Args:
+        config: how the row goes on.
+        length: the tokens that it holds already.
+        context: the most that it may hold.
+        row: which of the seed's streams of numbers it draws from.
+        stop_ids: ids that end it.
+    """
+
+    def __init__(self, config: GenerationConfig, *, length: int, context: int, row: int, stop_ids: Sequence[int]):
+        self.config = config
+        self._room = min(config.max_new_tokens, context - length)
+        self._uniforms = uniform_numbers(config.seed, row=row, count=self._room)
+        self._stop_ids = stop_ids
+        self.ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        """None while it goes on."""
+
+    @property
+    def room(self) -> int:
+        """How many more ids there may be."""
+        return self._room - len(self.ids)
+
+    def numbers(self, steps: int) -> NDArray[np.float32]:
+        """[steps] numbers from the row's own place on, which has room for them."""
+        return self._uniforms[len(self.ids) : len(self.ids) + steps]
+
+    def take(self, new: Sequence[int]) -> list[int]:
+        """Add what a decoding call gave; returns it without the stop id."""
+        has_stopped = bool(new) and new[-1] in self._stop_ids
+        ids = list(new[:-1] if has_stopped else new)
+        self.ids += ids
+        if has_stopped:
+            self.finish_reason = "stop"
+        elif not self.room:
+            self.finish_reason = "length"
+        return ids
+
+
+def take(row: RowIds, text: RowText, new: Sequence[int]) -> str:
+    """What can be read after a row's newest ids; the row ends where a stop string does."""
+    taken = text.push(new)
+    if text.has_stopped:
+        row.ids = row.ids[: len(row.ids) - len(new) + taken]
+        row.finish_reason = "stop"
+    if row.finish_reason is not None:
+        text.finish()
+    return text.fresh(is_last=row.finish_reason is not None)
 
 
 class Continuation:
@@ -227,13 +284,11 @@ class Continuation:
     """
 
     def __init__(self, decoder: Decoder, config: GenerationConfig, *, context: int, stop_ids: Sequence[int]):
-        self._decoder, self._config, self._stop_ids = decoder, config, stop_ids
-        lengths = decoder.lengths
-        self.rows = [RowIds() for _ in lengths]
-        self._room = [min(config.max_new_tokens, context - length) for length in lengths]
-        self._uniforms = np.stack(
-            [uniform_numbers(config.seed, row=row, count=config.max_new_tokens) for row in range(len(lengths))]
-        )
+        self._decoder, self._stop_ids = decoder, stop_ids
+        self.rows = [
+            RowIds(config, length=length, context=context, row=row, stop_ids=stop_ids)
+            for row, length in enumerate(decoder.lengths)
+        ]
 
     @property
     def is_going(self) -> bool:
@@ -242,31 +297,32 @@ class Continuation:
 
     def step(self, most: int) -> list[list[int]]:
         """Up to `most` new ids of each row, also none; they are in `rows` as well."""
-        is_active = [row.finish_reason is None for row in self.rows]
-        room = [left - len(row.ids) for left, row in zip(self._room, self.rows, strict=True)]
-        steps = min(most, min(left for left, active in zip(room, is_active, strict=True) if active))
-        new = self._decoder.extend(
-            [self._config] * len(self.rows),
-            uniforms=self._numbers(steps),
-            stop_ids=self._stop_ids,
-            is_active=is_active,
-        )
-        for number, (row, ids) in enumerate(zip(self.rows, new, strict=True)):
-            if ids and ids[-1] in self._stop_ids:
-                row.finish_reason = "stop"
-                del ids[-1]
-            row.ids += ids
-            if row.finish_reason is None and len(row.ids) == self._room[number]:
-                row.finish_reason = "length"
-        return new
+        going = [row if row.finish_reason is None else None for row in self.rows]
+        new = extend_rows(self._decoder, going, most=most, stop_ids=self._stop_ids)
+        return [row.take(ids) for row, ids in zip(self.rows, new.ids, strict=True)]
 
-    def _numbers(self, steps: int) -> NDArray[np.float32]:
-        """[B, steps] numbers of each row from its own place on."""
-        numbers = np.zeros((len(self.rows), steps), np.float32)
-        for row, own, into in zip(self.rows, self._uniforms, numbers, strict=True):
-            part = own[len(row.ids) : len(row.ids) + steps]
-            into[: len(part)] = part
-        return numbers
+
+def extend_rows(
+    decoder: Decoder,
+    rows: Sequence[RowIds | None],
+    *,
+    most: int,
+    stop_ids: Sequence[int],
+    num_logprobs: int | None = None,
+) -> Extension:
+    """One decoding call: up to `most` new ids of the decoder's rows, as many as each has room for; None rests."""
+    steps = min(most, *(row.room for row in rows if row is not None))
+    uniforms = np.zeros((len(rows), steps), np.float32)
+    for into, row in zip(uniforms, rows, strict=True):
+        if row is not None:
+            into[:] = row.numbers(steps)
+    return decoder.extend(
+        [GenerationConfig() if row is None else row.config for row in rows],
+        uniforms=uniforms,
+        stop_ids=stop_ids,
+        is_active=[row is not None for row in rows],
+        num_logprobs=num_logprobs,
+    )
 
 
 def uniform_numbers(seed: int, *, row: int, count: int) -> NDArray[np.float32]:
@@ -276,53 +332,6 @@ def uniform_numbers(seed: int, *, row: int, count: int) -> NDArray[np.float32]:
     """
     bits = np.random.Philox(key=np.array([seed, row], np.uint64)).random_raw(count) >> np.uint64(40)
     return (bits * 2.0**-24).astype(np.float32)
-
-
-# --- Text ---
-
-
-class _RowText:
-    """The text of one row: whole characters, up to the first stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
-        self._characters = tokenizer.stream_decoder(skip_special_tokens=True)
-        self._stop = stop
-        self._given = 0
-        self.text = ""
-        self.has_stopped = False
-
-    def push(self, ids: Sequence[int]) -> int:
-        """Take ids; returns how many of them the text needs."""
-        for number, id in enumerate(ids):
-            self.text += self._characters.push(id)
-            if self._cut():
-                return number + 1
-        return len(ids)
-
-    def finish(self) -> None:
-        """No more ids will come."""
-        if not self.has_stopped:
-            self.text += self._characters.finish()
-
-    def fresh(self, *, is_last: bool) -> str:
-        """What has not been given out; the end is held back as long as it may be the beginning of a stop string."""
-        end = len(self.text)
-        if not is_last:
-            end -= max((self._overlap(stop) for stop in self._stop), default=0)
-        piece = self.text[self._given : end]
-        self._given = max(self._given, end)
-        return piece
-
-    def _cut(self) -> bool:
-        places = [place for stop in self._stop if (place := self.text.find(stop)) >= 0]
-        if places:
-            self.text, self.has_stopped = self.text[: min(places)], True
-        return self.has_stopped
-
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest beginning of `stop` that the text ends with."""
-        longest = min(len(stop) - 1, len(self.text))
-        return next((size for size in range(longest, 0, -1) if self.text.endswith(stop[:size])), 0)
 
 
 def _dashed(name: str) -> str:

@@ -4,13 +4,15 @@ Settings are arrays, one entry a row: rows that are generated together need not 
 A token is drawn by a uniform number that comes from outside (minigpt_jax/generation.py): the same number gives the same
 token in either framework, whatever other rows there are.
 
-B rows  V vocabulary
+B rows  N tokens of one decoding call  V vocabulary  A alternatives
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from minigpt_jax.logprobs import MOST_LOGPROBS
 
 
 class Sampling(NamedTuple):
@@ -42,6 +44,27 @@ def sample(
     return jnp.where(is_drawn, drawn, highest).astype(jnp.int32)
 
 
+class Logprobs(NamedTuple):
+    """What the model held of an id and of the likeliest ones in its place, before any setting."""
+
+    own: jax.Array  # float [B]
+    top_ids: jax.Array  # int32 [B, A], the likeliest first
+    top: jax.Array  # float [B, A]
+
+
+def logprobs_of(scores: jax.Array, ids: jax.Array) -> Logprobs:
+    """Log-probabilities by scores [B, V] of ids [B] and of the likeliest."""
+    logprobs = jax.nn.log_softmax(scores)
+    top, top_ids = jax.lax.top_k(logprobs, min(MOST_LOGPROBS, scores.shape[-1]))
+    return Logprobs(logprobs[jnp.arange(len(ids)), ids], top_ids, top)
+
+
+def no_logprobs(shape: tuple[int, ...], scores: jax.Array) -> Logprobs:
+    """Zeros in the place of `shape` [B, N] ids' log-probabilities by scores [B, V]."""
+    one = jax.eval_shape(logprobs_of, scores, jax.ShapeDtypeStruct(shape[:1], jnp.int32))
+    return jax.tree.map(lambda leaf: jnp.zeros((*shape, *leaf.shape[1:]), leaf.dtype), one)
+
+
 def looked_up(
     ids: jax.Array,  # int32 [B, L] of each row, and beyond them whatever was there
     lengths: jax.Array,  # int32 [B]
@@ -66,7 +89,7 @@ def _draw(scores: jax.Array, sampling: Sampling, uniform: jax.Array) -> jax.Arra
     vocab_size = scores.shape[-1]
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1)
     scores = (scores - scores.max(axis=-1, keepdims=True)) / temperature[:, None]
-    ranked = -jnp.sort(-scores, axis=-1)
+    ranked = _ranked(scores)
     ranks = jnp.arange(vocab_size)
     top_k = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, vocab_size), vocab_size)[:, None]
     weights = jnp.where(ranks < top_k, jnp.exp(ranked), 0)
@@ -81,3 +104,13 @@ def _draw(scores: jax.Array, sampling: Sampling, uniform: jax.Array) -> jax.Arra
     reached = jnp.cumsum(jnp.where(scores >= lowest, jnp.exp(scores), 0), axis=-1)
     total = reached[:, -1:]
     return jnp.argmax(reached > uniform[:, None] * total, axis=-1)
+
+
+def _ranked(scores: jax.Array) -> jax.Array:
+    """The highest of each row first; none is above 0.
+
+    The bits of numbers that are not negative, read as integers, are in the order of the numbers, and XLA sorts integers
+    several times as fast on a CPU.
+    """
+    bits = jax.lax.bitcast_convert_type(-scores, jnp.dtype(f"int{8 * scores.dtype.itemsize}"))
+    return -jax.lax.bitcast_convert_type(jnp.sort(bits, axis=-1), scores.dtype)

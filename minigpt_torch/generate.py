@@ -1,11 +1,12 @@
 """Generation in PyTorch, written to be read: the twin of minigpt_jax/generate.py, with a loop in place of compilation.
 
-minigpt_jax/generation.py drives it.
+A call computes the rows that take part in it alone. minigpt_jax/generation.py drives it.
 
-B rows  T tokens read at once  N tokens of one decoding call  V vocabulary
+B rows  R rows that take part  T tokens read at once  N tokens of one decoding call  V vocabulary
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minigpt_jax.generation import GenerationConfig
+from minigpt_jax.generation import Extension, GenerationConfig
+from minigpt_jax.logprobs import TokenLogprob, token_logprobs
 from minigpt_torch.kv_cache import CachedAttention, KVCache, empty_cache
 from minigpt_torch.lora import LayerAdapters
 from minigpt_torch.model import Transformer
-from minigpt_torch.sampling import Sampling, looked_up, sample
+from minigpt_torch.sampling import Sampling, logprobs_of, looked_up, sample
 
 
 class Rows(NamedTuple):
@@ -47,7 +49,8 @@ class TorchDecoder:
     @property
     def lengths(self) -> list[int]:
         """Tokens that each row holds."""
-        return [int(length) for length in self._known.lengths]
+        lengths: list[int] = self._known.lengths.tolist()
+        return lengths
 
     @property
     def _known(self) -> Rows:
@@ -59,7 +62,7 @@ class TorchDecoder:
         return self._model.embed_tokens.weight.device
 
     def start(self, *, rows: int, slots: int) -> None:
-        """Empty rows, with room for at least `slots` tokens each."""
+        """Empty rows, which may come to hold `slots` tokens each."""
         model, device = self._model, self._device
         shape = (rows, model.config.vocab_size)
         self._rows = Rows(
@@ -73,15 +76,24 @@ class TorchDecoder:
     @torch.no_grad()
     def read(self, tokens: Sequence[Sequence[int]]) -> None:
         """Append tokens to each row; rows may get unlike numbers of them, also none."""
-        counts = torch.tensor([len(row) for row in tokens], device=self._device)
-        block = torch.zeros(len(tokens), int(counts.max()), dtype=torch.int64, device=self._device)
-        for number, row in enumerate(tokens):
-            block[number, : len(row)] = torch.tensor(row)
-        if not block.numel():
+        numbers = [number for number, row in enumerate(tokens) if row]
+        if not numbers:
             return
-        rows, hidden = self._forward(self._known, block, counts)
-        last = hidden[torch.arange(len(counts), device=self._device), counts.clamp(min=1) - 1]  # [B, D]
-        self._rows = _advanced(rows, block, counts, self._model.logits(last))
+        counts = torch.tensor([len(tokens[number]) for number in numbers], device=self._device)
+        block = torch.zeros(len(numbers), int(counts.max()), dtype=torch.int64, device=self._device)
+        for into, number in zip(block, numbers, strict=True):
+            into[: len(tokens[number])] = torch.tensor(tokens[number])
+        rows, hidden = self._forward(_taken(self._known, numbers), block, counts)
+        last = hidden[torch.arange(len(counts), device=self._device), counts - 1]  # [R, D]
+        self._put_back(_advanced(rows, block, counts, self._model.logits(last)), numbers)
+
+    def _put_back(self, part: Rows, numbers: list[int]) -> None:
+        """Have the rows that were taken in their places again."""
+        if len(numbers) == len(self._known.lengths):
+            self._rows = part
+            return
+        for leaf, new in zip(_leaves(self._known), _leaves(part), strict=True):
+            leaf[numbers] = new
 
     def _forward(self, rows: Rows, tokens: Tensor, counts: Tensor) -> tuple[Rows, Tensor]:
         """Hidden states [B, T, D] of tokens that come next; keys, values and ids are in their slots, no more."""
@@ -101,7 +113,7 @@ class TorchDecoder:
         return rows, hidden.reshape(*tokens.shape, -1)
 
     def keep(self, lengths: Sequence[int]) -> None:
-        """Forget what each row holds after its first `lengths` tokens; at least one more is read before decoding."""
+        """Forget what each row holds after its first `lengths` tokens; those that do read at least one more."""
         rows = self._known
         kept = torch.minimum(rows.lengths, torch.tensor(lengths, device=self._device))
         row, slot = (torch.arange(rows.ids.shape[1], device=self._device) < kept[:, None]).nonzero(as_tuple=True)
@@ -111,10 +123,7 @@ class TorchDecoder:
 
     def repeat(self, times: int) -> None:
         """Each row `times` times over, one beside the other."""
-        cache, *rest = self._known
-        repeated = [each.repeat_interleave(times, dim=0) for each in rest]
-        keys, values = (tuple(each.repeat_interleave(times, dim=0) for each in layers) for layers in cache)
-        self._rows = Rows(KVCache(keys, values), *repeated)
+        self._rows = _changed(self._known, lambda leaf: leaf.repeat_interleave(times, dim=0))
 
     @torch.no_grad()
     def extend(
@@ -124,31 +133,44 @@ class TorchDecoder:
         uniforms: NDArray[np.float32],  # [B, N]
         stop_ids: Sequence[int],
         is_active: Sequence[bool],
-    ) -> list[list[int]]:
+        num_logprobs: int | None = None,
+    ) -> Extension:
         """New ids of the rows that are active: one for each column of `uniforms`, or up to the first stop id.
 
-        A stop id is the last of its row's ids, and is not read: the row does not hold it.
+        A stop id is the last of its row's ids, and is not read: the row does not hold it. With `num_logprobs` each new
+        id comes with its log-probability, and with those of that many likeliest ids.
         """
-        rows, device = self._known, self._device
-        sampling = sampling_of(configs, dtype=rows.scores.dtype, device=device)
-        numbers = torch.from_numpy(uniforms).to(device, rows.scores.dtype)
+        numbers = [number for number, active in enumerate(is_active) if active]
+        rows, device = _taken(self._known, numbers), self._device
+        sampling = sampling_of([configs[number] for number in numbers], dtype=rows.scores.dtype, device=device)
+        draws = torch.from_numpy(uniforms[numbers]).to(device, rows.scores.dtype)
         guesses = max(config.guesses for config in configs)
         stops = torch.tensor(list(stop_ids), device=device)
-        active = torch.tensor(is_active, device=device)
-        batch, steps = numbers.shape
+        batch, steps = draws.shape
         every, new = torch.arange(batch, device=device), [list[int]() for _ in configs]
+        logprobs = [list[TokenLogprob]() for _ in configs]
+        active = torch.ones(batch, dtype=torch.bool, device=device)
         counts = torch.zeros(batch, dtype=torch.int64, device=device)
 
         def choose(scores: Tensor, seen: Tensor, places: Tensor) -> Tensor:
-            return sample(scores, seen, sampling, numbers[every, places.clamp(max=steps - 1)])
+            return sample(scores, seen, sampling, draws[every, places.clamp(max=steps - 1)])
+
+        def write(ids: Tensor, scores: Tensor, is_new: Tensor) -> None:
+            columns = () if num_logprobs is None else logprobs_of(scores, ids)
+            for place in is_new.nonzero()[:, 0].tolist():
+                own = [int(ids[place])]
+                new[numbers[place]] += own
+                if num_logprobs is not None:
+                    each = (column[place, None].cpu().numpy() for column in columns)
+                    logprobs[numbers[place]] += token_logprobs(own, *each, number=num_logprobs)
 
         while (writes := active & (counts < steps)).any():
             first = choose(rows.scores, rows.seen, counts)
-            active = active & ~(writes & torch.isin(first, stops)) & (rows.lengths < rows.cache.slots)
+            write(first, rows.scores, writes)
+            active = active & ~(writes & torch.isin(first, stops))
             reads = writes & active
-            room = torch.minimum(steps - counts - 1, rows.cache.slots - rows.lengths - 1)
             guess, size = looked_up(rows.ids, rows.lengths, first, guesses)
-            size = torch.where(reads, torch.minimum(size, room), 0)
+            size = torch.where(reads, torch.minimum(size, steps - counts - 1), 0)
             tokens = torch.cat([first[:, None], guess], dim=1)  # [B, 1 + guesses]
             rows, hidden = self._forward(rows, tokens, torch.where(reads, 1 + size, 0))
             scores = self._model.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*tokens.shape, -1)
@@ -159,14 +181,29 @@ class TorchDecoder:
                 is_right = (right == number) & (number < size) & (chosen == guess[:, number])
                 is_right &= ~torch.isin(chosen, stops)
                 right = right + is_right
+                write(chosen, scores[:, number], is_right)
                 seen = _marked(seen, chosen[:, None], is_right[:, None])
-            for row, ids, writing, taken in zip(new, tokens.tolist(), writes.tolist(), right.tolist(), strict=True):
-                row += ids[: 1 + taken] if writing else []
             rows = _advanced(rows, tokens, torch.where(reads, 1 + right, 0), scores[every, right])
             counts = counts + writes * (1 + right)
             self.passes += 1
-        self._rows = rows
-        return new
+        self._put_back(rows, numbers)
+        return Extension(new, logprobs)
+
+
+def _changed(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    cache, *rest = rows
+    keys, values = (tuple(map(change, layers)) for layers in cache)
+    return Rows(KVCache(keys, values), *map(change, rest))
+
+
+def _leaves(rows: Rows) -> Iterator[Tensor]:
+    cache, *rest = rows
+    return chain(*cache, rest)
+
+
+def _taken(rows: Rows, numbers: list[int]) -> Rows:
+    """These rows of every tensor, or all."""
+    return rows if len(numbers) == len(rows.lengths) else _changed(rows, lambda leaf: leaf[numbers])
 
 
 def _advanced(rows: Rows, tokens: Tensor, counts: Tensor, scores: Tensor) -> Rows:

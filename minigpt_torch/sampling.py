@@ -1,12 +1,14 @@
 """The next token of each row from its scores: the twin of minigpt_jax/sampling.py, in eager PyTorch.
 
-B rows  V vocabulary
+B rows  V vocabulary  A alternatives
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from minigpt_jax.logprobs import MOST_LOGPROBS
 
 
 class Sampling(NamedTuple):
@@ -35,6 +37,21 @@ def sample(
     if not is_drawn.any():
         return highest
     return torch.where(is_drawn, _draw(scores, sampling, uniform), highest)
+
+
+class Logprobs(NamedTuple):
+    """What the model held of an id and of the likeliest ones in its place, before any setting."""
+
+    own: Tensor  # float [B]
+    top_ids: Tensor  # int64 [B, A], the likeliest first
+    top: Tensor  # float [B, A]
+
+
+def logprobs_of(scores: Tensor, ids: Tensor) -> Logprobs:
+    """Log-probabilities by scores [B, V] of ids [B] and of the likeliest."""
+    logprobs = scores.log_softmax(-1)
+    top, top_ids = logprobs.topk(min(MOST_LOGPROBS, scores.shape[-1]))
+    return Logprobs(logprobs.gather(-1, ids[:, None])[:, 0], top_ids, top)
 
 
 def looked_up(

@@ -97,6 +97,47 @@ def test_greedy_tokens_are_the_same_in_float32(config):
     assert len({tuple(row) for row in ours}) == len(PROMPTS)  # else constants would be compared
 
 
+@pytest.mark.parametrize("settings", [GREEDY, {"temperature": 2.0, "guesses": 3}], ids=str)
+def test_log_probabilities_are_the_same_in_both(settings, float64):
+    config, given = GenerationConfig(**settings), []
+    for decoder in decoders(SMALL, "float64"):
+        decoder.start(rows=3, slots=128)
+        decoder.read(PROMPTS)
+        given.append(
+            decoder.extend(
+                [config] * 3,
+                uniforms=np.full((3, 12), 0.3, np.float32),
+                stop_ids=(NEVER,),
+                is_active=[True, False, True],
+                num_logprobs=6,
+            )
+        )
+    ours, theirs = given
+    assert ours.ids == theirs.ids
+    assert [len(row) for row in ours.logprobs] == [12, 0, 12]
+    for mine, other in zip(itertools.chain(*ours.logprobs), itertools.chain(*theirs.logprobs), strict=True):
+        assert (mine.id, [id for id, _ in mine.top]) == (other.id, [id for id, _ in other.top])
+        values = [[each.logprob, *(one for _, one in each.top)] for each in (mine, other)]
+        np.testing.assert_allclose(*values, rtol=0, atol=1e-12)
+
+
+def test_rows_that_rest_are_left_as_they_are_in_both(float64):
+    config, uniforms = GenerationConfig(temperature=1.5, top_p=1.0), np.full((3, 5), 0.3, np.float32)
+    given = []
+    for decoder in decoders(SMALL, "float64"):
+        decoder.start(rows=3, slots=128)
+        decoder.read([PROMPTS[0], (), ()])
+        decoder.read([(), PROMPTS[1], PROMPTS[2]])
+        for active in ([False, False, True], [True, True, False]):
+            new = decoder.extend([config] * 3, uniforms=uniforms, stop_ids=(NEVER,), is_active=active)
+            given.append(new.ids)
+        decoder.start(rows=3, slots=128)
+        decoder.read(PROMPTS)
+        given.append(decoder.extend([config] * 3, uniforms=uniforms, stop_ids=(NEVER,), is_active=[True] * 3).ids)
+    assert given[:3] == given[3:]
+    assert [*given[1][:2], given[0][2]] == given[2]
+
+
 def drawn_by_both(scores, seen, configs, uniform):
     high = np.float64
     ours = jax_sample(jnp.asarray(scores), jnp.asarray(seen), jax_sampling(configs, dtype=high), jnp.asarray(uniform))

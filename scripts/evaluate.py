@@ -25,6 +25,8 @@ class Command(EvaluationConfig):
     """Framework that computes: jax, or torch (the twin)."""
     dtype: DType = "float32"
     """Precision of the computation; from the logits on at least float32."""
+    int8: bool = False
+    """Hold the weights of linear layers as 8-bit integers: a quarter of the memory, for numbers a little off."""
     json: str | None = None
     """Write the figures to this file as well."""
 
@@ -38,13 +40,13 @@ def main(command: Command) -> None:
     from minigpt_bridge.measure import Opening, measure
 
     adapters = () if command.lora is None else (command.lora,)
-    found = measure(Opening(command.model, command.backend, command.dtype, adapters), command)
+    found = measure(Opening(command.model, command.backend, command.dtype, command.int8, adapters), command)
     if found.note is not None:
         print(found.note, file=sys.stderr)
     for line in found.table.lines:
         print(line)
     if command.json is not None:
-        asked = {name: getattr(command, name) for name in ("model", "task", "backend", "dtype")}
+        asked = {name: getattr(command, name) for name in ("model", "task", "backend", "dtype", "int8")}
         write_json(Path(command.json), asked | found.table.figures)
 
 

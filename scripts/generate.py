@@ -41,6 +41,8 @@ class Command(GenerationConfig):
     """Framework that computes: jax, or torch (the twin). A seed draws the same in both."""
     dtype: DType = "float32"
     """Precision of the computation."""
+    int8: bool = False
+    """Hold the weights of linear layers as 8-bit integers: a quarter of the memory, for numbers a little off."""
     json: str | None = None
     """With --prompt: write ids, texts and rates to this file as well."""
 
@@ -51,7 +53,9 @@ def main(command: Command) -> None:
     from minigpt_bridge.decoders import open_decoder
 
     adapters = () if command.lora is None else (command.lora,)
-    ready = open_decoder(command.model, backend=command.backend, dtype=command.dtype, adapters=adapters)
+    ready = open_decoder(
+        command.model, backend=command.backend, dtype=command.dtype, int8=command.int8, adapters=adapters
+    )
     if ready.note is not None:
         print(ready.note, file=sys.stderr)
     context = min(command.context, ready.config.max_position_embeddings)

@@ -3,7 +3,7 @@
 import pytest
 from test_generation import Recital
 
-from minigpt_jax.chat_session import ChatSession
+from minigpt_jax.chat_session import ChatSession, fitting_prompt
 from minigpt_jax.data.chat import ChatEncoder
 from minigpt_jax.errors import UserError
 from minigpt_jax.generation import GenerationConfig
@@ -42,11 +42,11 @@ class Answering(Recital):
         self._rows = [next(self._answers)]
 
     def extend(self, *args, **options):
-        (new,) = super().extend(*args, **options)
-        held = [id for id in new if id not in options["stop_ids"]]
+        new = super().extend(*args, **options)
+        held = [id for id in new.ids[0] if id not in options["stop_ids"]]
         self.row += held
         self.lengths = [len(self.row)]
-        return [new]
+        return new
 
 
 def test_a_turn_is_read_once_and_the_row_is_the_conversation(tokenizer):
@@ -106,6 +106,16 @@ def test_an_interrupted_answer_stays_as_far_as_it_was_read(tokenizer):
     assert session.messages[-1] == {"role": "assistant", "content": "".join(seen)}
     assert session.answer("And?", CONFIG).text == "Yes."
     assert decoder.row[: decoder.was_read[-1]] == ChatEncoder(tokenizer).encode_prompt(session.messages[:-1])
+
+
+def test_as_few_turns_go_as_have_to(tokenizer):
+    encoder = ChatEncoder(tokenizer)
+    turns = [{"role": role, "content": f"{n} words"} for n in range(6) for role in ("user", "assistant", "tool")]
+    prompts = {start: encoder.encode_prompt(turns[start:]) for start in range(0, len(turns), 3)}
+    for room in range(len(prompts[15]), len(prompts[0]) + 1):
+        ids, forgotten = fitting_prompt(encoder, [], turns, room=room, most=room)
+        assert ids == prompts[forgotten]
+        assert forgotten == min(start for start, prompt in prompts.items() if len(prompt) <= room)
 
 
 # --- At the terminal ---

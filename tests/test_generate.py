@@ -137,7 +137,7 @@ def test_repeated_rows_are_samples_of_one_prompt(decoder):
 
 def test_a_row_ends_with_its_room_and_is_not_written_over(decoder):
     context = SLOT_MULTIPLE
-    prompt = (list(range(3, 23)) * 20)[: context - 3]
+    prompt = (list(range(3, 23)) * 30)[: context - 3]
     (ids,) = continued(decoder, [prompt], GenerationConfig(max_new_tokens=50, temperature=0.0), context=context)
     assert len(ids) == 3
     decoder.start(rows=1, slots=4 * context)
@@ -151,6 +151,51 @@ def test_a_stop_id_ends_its_own_row_alone(decoder):
     stopped = greedy(decoder, PROMPTS, max_new_tokens=12, stop_id=stop_id)
     assert stopped == [ids[: ids.index(stop_id)] if stop_id in ids else ids for ids in whole]
     assert len(stopped[0]) < 12 == len(stopped[2])
+
+
+def new_ids(decoder, config, *, steps, active, **options):
+    """The ids of one decoding call, without their rows' own numbers."""
+    uniforms = np.full((len(active), steps), 0.5, np.float32)
+    return decoder.extend([config] * len(active), uniforms=uniforms, stop_ids=(NEVER,), is_active=active, **options)
+
+
+def test_a_row_that_rests_is_left_as_it_is_however_few_slots_the_others_take(decoder, monkeypatch):
+    monkeypatch.setattr(rooms, "SLOT_MULTIPLE", 16)
+    prompts = [*PROMPTS, [3, 4], [8]]
+    decoder.start(rows=5, slots=90)
+    decoder.read(prompts)
+    expected = new_ids(decoder, DRAWN, steps=8, active=[True] * 5).ids
+    decoder.start(rows=5, slots=90)
+    decoder.read(prompts)
+    ids = [[] for _ in prompts]
+    for active in ([0, 1, 0, 0, 0], [1, 0, 0, 1, 1], [0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [1, 1, 0, 1, 1]):
+        for row, new in zip(ids, new_ids(decoder, DRAWN, steps=4, active=[one > 0 for one in active]).ids, strict=True):
+            row += new
+    assert ids == expected
+    assert decoder._known.cache.slots == 128  # of which the short rows were computed with 16
+    assert decoder.lengths == [len(prompt) + 8 for prompt in prompts]
+
+
+def test_log_probabilities_are_the_log_softmax_of_the_scores(parameters, float64):
+    doubled = map_leaves(lambda leaf: jnp.asarray(leaf, jnp.float64), parameters)
+    decoder = JaxDecoder(CONFIG, doubled, dtype=jnp.dtype(jnp.float64))
+    repeating = [[3, 4, 5, 6, 7] * 4, [2], [9, 8, 7, 6] * 5]
+    for config in (DRAWN, GenerationConfig(temperature=0.0, repetition_penalty=0.8, guesses=2)):
+        decoder.start(rows=3, slots=64)
+        decoder.read(repeating)
+        before = decoder.passes
+        new = new_ids(decoder, config, steps=12, active=[True, False, True], num_logprobs=4)
+        assert (decoder.passes - before < 12) == (config.guesses > 0)
+        assert (new.ids[1], new.logprobs[1]) == ([], [])
+        for row in (0, 2):
+            assert [each.id for each in new.logprobs[row]] == new.ids[row]
+            for place, given in enumerate(new.logprobs[row]):
+                scores = full_scores(doubled, repeating[row] + new.ids[row][:place])
+                expected = scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
+                likeliest = np.argsort(-expected)[:4]
+                assert given.logprob == pytest.approx(expected[given.id], abs=1e-11)
+                assert [id for id, _ in given.top] == likeliest.tolist()
+                np.testing.assert_allclose([one for _, one in given.top], expected[likeliest], rtol=0, atol=1e-11)
 
 
 def test_guessing_ahead_changes_nothing_but_the_number_of_passes(decoder):

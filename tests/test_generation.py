@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minigpt_jax.errors import UserError
-from minigpt_jax.generation import GenerationConfig, generate, uniform_numbers
+from minigpt_jax.generation import Extension, GenerationConfig, generate, uniform_numbers
 from minigpt_jax.tokenizer import load_tokenizer
 
 TEXT = "The river 尼罗河 is long. 😀 It ends here, not there."
@@ -31,7 +31,7 @@ class Recital:
     def repeat(self, times):
         self.lengths = [length for length in self.lengths for _ in range(times)]
 
-    def extend(self, configs, *, uniforms, stop_ids, is_active):
+    def extend(self, configs, *, uniforms, stop_ids, is_active, num_logprobs=None):
         new = []
         for number, (row, active) in enumerate(zip(self._rows, is_active, strict=True)):
             ids = row[: uniforms.shape[1]] if active else []
@@ -39,7 +39,7 @@ class Recital:
             new.append(ids[:cut])
             del row[:cut]
             self.lengths[number] += cut
-        return new
+        return Extension(new, [])
 
 
 def recited(tokenizer, *rows, context=1000, samples=1, **settings):

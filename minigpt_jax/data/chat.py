@@ -82,14 +82,29 @@ class ChatEncoder:
                 after_close = False
         return EncodedChat(np.array(ids, np.int32), np.array(supervised, np.bool_))
 
-    def encode_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
+    def encode_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The ids of a conversation up to where the assistant's next turn begins.
+
+        Args:
+            messages: as for `encode`.
+            tools: as for `encode`.
+            variables: what else the template reads, such as "open_thinking"; `template_variables` lists it.
 
         Raises:
             UserError: as `encode`.
         """
-        pieces = self._pieces.split(self._render(messages, tools, add_generation_prompt=True))
+        pieces = self._pieces.split(self._render(messages, tools, add_generation_prompt=True, variables=variables))
         return [id for piece in pieces if piece and piece not in (OPEN, CLOSE) for id in self._ids_of(piece)]
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the template reads besides the conversation, the tools and the special tokens."""
+        return self._template.variables - SPECIAL_TOKENS_MAP.keys()
 
     def _ids_of(self, piece: str) -> list[int]:
         added = self._added_ids.get(piece)
@@ -101,13 +116,14 @@ class ChatEncoder:
         tools: Sequence[Any] | None,
         *,
         add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         return self._template.render_marked(
             messages,
             tools,
             protected=self._added,
             add_generation_prompt=add_generation_prompt,
-            special_tokens=SPECIAL_TOKENS_MAP,
+            special_tokens={**(variables or {}), **SPECIAL_TOKENS_MAP},
         )
 
     def _marked_by_turns(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, whole: str) -> str:

@@ -39,18 +39,18 @@ def parse_line(line: bytes) -> dict[str, Any]:
         if not line.endswith(b"\n"):
             raise BadLineError("cut last line", "the file ends inside a record; write it again") from error
         raise BadLineError("not JSON", f"{error}; write one JSON object a line") from error
-    if _is_deep(value):
+    if is_deep(value):
         raise BadLineError("nested too deeply", f"more than {DEEPEST} levels; flatten it")
     if not isinstance(value, dict):
         raise BadLineError("not an object", f'it is {_kind(value)}; write an object such as {{"text": "..."}}')
-    if _SURROGATE_ESCAPE.search(line) and not _is_text(value):
+    if _SURROGATE_ESCAPE.search(line) and not is_text(value):
         remedy = "half of a \\ud83d\\ude00 pair is not a character; write both halves or none"
         raise BadLineError("lone surrogate", remedy)
     return value
 
 
-def _is_deep(value: Any) -> bool:
-    """Whether something lies more than DEEPEST levels down, where what walks a value by recursion would fail."""
+def is_deep(value: Any) -> bool:
+    """Whether something in what JSON gave lies more than DEEPEST levels down, where a walk by recursion would fail."""
     level = [value]
     for _ in range(DEEPEST):
         level = [
@@ -170,9 +170,9 @@ def _parsed_list(message: dict[str, Any], key: str) -> list[Any]:
             raise BadLineError("nested too deeply", f"in {key}; flatten it") from error
         except ValueError as error:
             raise BadLineError(f"{key} is a string that is not JSON", f"{error}; write a list") from error
-        if _is_deep(value):
+        if is_deep(value):
             raise BadLineError("nested too deeply", f"more than {DEEPEST} levels in {key}; flatten it")
-        if _SURROGATE_ESCAPE.search(message[key].encode("utf-8")) and not _is_text(value):
+        if _SURROGATE_ESCAPE.search(message[key].encode("utf-8")) and not is_text(value):
             raise BadLineError("lone surrogate", f"in {key}; write both halves of a character or none")
     if not isinstance(value, list):
         remedy = f"it is {_kind(value)}; write a list, or its JSON as a string"
@@ -188,7 +188,7 @@ def _require_call(call: Any) -> None:
         raise BadLineError("the arguments of a tool call are no object", "write an object, or its JSON as a string")
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     """Whether every string in it can be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")

@@ -1,0 +1,1 @@
+"""How fast both frameworks are, measured side by side in one process: scripts/bench.py."""

@@ -1,0 +1,1 @@
+"""A model behind requests that come at any time. Framework-free."""
