@@ -1,7 +1,6 @@
 """A model in any format, made ready to generate, or to say how likely a text is, in either framework."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +50,7 @@ def open_decoder(
     backend: Backend = "jax",
     dtype: str = "float32",
     int8: bool = False,
-    adapters: Sequence[str] = (),
+    adapter: str | None = None,
 ) -> Ready:
     """The model at `source`.
 
@@ -60,12 +59,12 @@ def open_decoder(
         backend: the framework that computes.
         dtype: of the computation: float32, bfloat16 or float64.
         int8: hold the weights of linear layers as 8-bit integers.
-        adapters: one that `open_adapter` reads, applied beside the weights, or none.
+        adapter: one that `open_adapter` reads, applied beside the weights.
 
     Raises:
         UserError: the model or the adapter cannot be read, or they do not fit; the model has no tokenizer.
     """
-    opened = _open(source, adapters, int8)
+    opened = _named_ids_only(_open(source, adapter, int8))
     make = _jax_decoder if backend == "jax" else _torch_decoder
     return Ready(make(opened, dtype), opened.config, opened.tokenizer, opened.note)
 
@@ -76,10 +75,10 @@ def open_scorer(
     backend: Backend = "jax",
     dtype: str = "float32",
     int8: bool = False,
-    adapters: Sequence[str] = (),
+    adapter: str | None = None,
 ) -> ReadyScorer:
     """The model at `source`; arguments and errors as for `open_decoder`."""
-    opened = _open(source, adapters, int8)
+    opened = _open(source, adapter, int8)
     make = _jax_scorer if backend == "jax" else _torch_scorer
     return ReadyScorer(make(opened, dtype), opened.config, opened.tokenizer, opened.note)
 
@@ -97,16 +96,14 @@ class _Opened:
     note: str | None
 
 
-def _open(source: str, adapters: Sequence[str], int8: bool) -> _Opened:
+def _open(source: str, adapter_source: str | None, int8: bool) -> _Opened:
     model = open_model(source)
     tokenizer = model.require_tokenizer()
     if tokenizer.vocab_size > model.config.vocab_size:
         raise UserError(
             f"the tokenizer of {source} has {tokenizer.vocab_size} entries, its model only {model.config.vocab_size}"
         )
-    if len(adapters) > 1:
-        raise UserError("one adapter at a time is applied; merge several with scripts/convert.py --merge-lora")
-    adapter = open_adapter(adapters[0]) if adapters else None
+    adapter = None if adapter_source is None else open_adapter(adapter_source)
     if adapter is not None:
         adapter.require_fit(model.config)
     parameters, notes = model.read_parameters(), [] if model.note is None else [model.note]
@@ -115,6 +112,18 @@ def _open(source: str, adapters: Sequence[str], int8: bool) -> _Opened:
     if int8:
         parameters = int8_parameters(parameters)
     return _Opened(model.config, parameters, int8, adapter, tokenizer, "\n".join(notes) or None)
+
+
+def _named_ids_only(opened: _Opened) -> _Opened:
+    """The model without the ids beyond its tokenizer, with which some vocabularies are padded: none can be written."""
+    size = opened.tokenizer.vocab_size
+    if size == opened.config.vocab_size:
+        return opened
+    parameters = dict(opened.parameters)
+    parameters["embed_tokens"] = map_leaves(lambda leaf: leaf[:size], parameters["embed_tokens"])
+    if "lm_head" in parameters:
+        parameters["lm_head"] = map_leaves(lambda leaf: leaf[..., :size], parameters["lm_head"])
+    return replace(opened, config=replace(opened.config, vocab_size=size), parameters=parameters)
 
 
 def _floats_as(dtype: DTypeLike, tree: Parameters) -> Parameters:

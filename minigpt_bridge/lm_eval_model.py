@@ -7,8 +7,9 @@ border). Chat templates are not offered: lm-eval hands them over as text, in whi
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -28,7 +29,7 @@ class LanguageModel(LM):
         source: a run directory, a Hugging Face directory, a .safetensors or a .pth file.
         backend: the framework that computes.
         dtype: of the computation.
-        adapters: one applied beside the weights, or none.
+        adapter: applied beside the weights.
         max_seq_len: tokens that are read at once; longer contexts lose their beginning.
         batch_size: rows that are read at once.
 
@@ -42,23 +43,30 @@ class LanguageModel(LM):
         *,
         backend: Backend = "jax",
         dtype: str = "float32",
-        adapters: Sequence[str] = (),
+        adapter: str | None = None,
         max_seq_len: int = 512,
         batch_size: int = 16,
     ):
         super().__init__()
-        ready = open_scorer(source, backend=backend, dtype=dtype, adapters=adapters)
+        if backend not in get_args(Backend):
+            raise UserError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
+        for name, value in (("max_seq_len", max_seq_len), ("batch_size", batch_size)):
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} must be a number of at least 1, got {value!r}")
+        ready = open_scorer(source, backend=backend, dtype=dtype, adapter=adapter)
         self._scorer, self._tokenizer = ready.scorer, ready.tokenizer
         self._max_seq_len = min(max_seq_len, ready.config.max_position_embeddings)
         self._batch_size = batch_size
         self._source = source
-        self._options: dict[str, Any] = {"backend": backend, "dtype": dtype, "adapters": adapters}
+        self._options: dict[str, Any] = {"backend": backend, "dtype": dtype, "adapter": adapter}
         self._decoder: Decoder | None = None
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """(sum of log-probabilities, whether greedy decoding would write it) of each request's continuation."""
         scores = self._score([self._row(*request.args) for request in requests])
-        return [(float(found.log_probabilities.sum()), bool(found.is_likeliest.all())) for found in scores]
+        return [
+            (float(found.log_probabilities.sum(dtype=np.float64)), bool(found.is_likeliest.all())) for found in scores
+        ]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """The log-probability of each request's whole text, in windows of which the last reaches back for context."""
@@ -71,7 +79,7 @@ class LanguageModel(LM):
             own = [continuation_row(*make_disjoint_window(piece)) for piece in pieces]
             rows += own
             counts.append(len(own))
-        sums = iter([float(found.log_probabilities.sum()) for found in self._score(rows)])
+        sums = iter([float(found.log_probabilities.sum(dtype=np.float64)) for found in self._score(rows)])
         return [sum(next(sums) for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:

@@ -23,7 +23,7 @@ class Opening(NamedTuple):
     backend: Backend
     dtype: str
     int8: bool
-    adapters: tuple[str, ...]
+    adapter: str | None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 
 def measure(model: Opening, config: EvaluationConfig) -> Measured:
-    """Evaluate a model; a bar shows how far it is.
+    """Evaluate a model; a bar shows how far loss and multiple choice are.
 
     Raises:
         UserError: the model, an adapter or the data cannot be read, or there is nothing to measure.

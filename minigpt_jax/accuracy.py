@@ -26,7 +26,7 @@ class Accuracy:
 
     @property
     def ci95(self) -> tuple[float, float]:
-        """The 95 % interval of Wilson (1927), which stays within [0, 1] and is right for few items too."""
+        """The 95 % interval of Wilson (1927), which stays within [0, 1]."""
         share, count, z2 = self.share, self.asked, Z95 * Z95
         middle = (share + z2 / (2 * count)) / (1 + z2 / count)
         half = Z95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
@@ -39,9 +39,21 @@ class Accuracy:
         if self.chance is None:
             return ""
         low, high = self.ci95
-        if low <= self.chance <= high:
+        if low <= self.chance <= high or self._p_value(self.chance) > 0.05:
             return "not distinguishable from chance"
         return "above chance" if self.share > self.chance else "below chance"
+
+    def _p_value(self, chance: float) -> float:
+        """Of the exact two-sided binomial test: of few items the interval alone would make too much."""
+        most = self.asked
+
+        def probability(right: int) -> float:
+            ways = math.lgamma(most + 1) - math.lgamma(right + 1) - math.lgamma(most - right + 1)
+            return math.exp(ways + right * math.log(chance) + (most - right) * math.log1p(-chance))
+
+        at_least = math.fsum(probability(right) for right in range(self.right, most + 1))
+        at_most = math.fsum(probability(right) for right in range(self.right + 1))
+        return min(1.0, 2 * min(at_least, at_most))
 
     def to_json(self) -> dict[str, Any]:
         """The figures by their names in JSON."""

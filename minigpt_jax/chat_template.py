@@ -46,7 +46,7 @@ class ChatTemplate:
             read = jinja2.meta.find_undeclared_variables(_environment(_Generation).parse(source))
         except jinja2.TemplateError as error:
             raise UserError(f"the chat template is not Jinja: {error}") from error
-        self.variables = frozenset(read) - {"messages", "tools", "add_generation_prompt", *_GLOBALS}
+        self.variables = frozenset(read) - {"messages", "tools", "add_generation_prompt"}
         """What the template reads besides the conversation."""
 
     def render(
@@ -55,7 +55,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None,
         *,
         add_generation_prompt: bool,
-        special_tokens: Mapping[str, str],
+        variables: Mapping[str, str],
     ) -> str:
         """The conversation as one string.
 
@@ -64,13 +64,13 @@ class ChatTemplate:
                 "tool_calls", or in "tools" of the first system message, is parsed first (the form of MiniMind's files).
             tools: JSON descriptions of functions; the first system message's when None.
             add_generation_prompt: end with the head of an assistant turn.
-            special_tokens: further variables, such as bos_token.
+            variables: what else it reads, such as bos_token.
 
         Raises:
             UserError: the template refuses the conversation, or a JSON string in it is not JSON.
         """
         messages, tools = _with_parsed_json(messages, tools)
-        return _render(self._template, messages, tools, add_generation_prompt, special_tokens)
+        return _render(self._template, messages, tools, add_generation_prompt, variables)
 
     def render_marked(
         self,
@@ -79,7 +79,7 @@ class ChatTemplate:
         *,
         protected: re.Pattern[str],
         add_generation_prompt: bool,
-        special_tokens: Mapping[str, str],
+        variables: Mapping[str, str],
     ) -> str:
         """As `render`, with `OPEN` and `CLOSE` around each generation block and every message escaped.
 
@@ -89,13 +89,13 @@ class ChatTemplate:
             protected: strings that mean something only where the template writes them; in a message they are broken
                 up until `unescape`.
             add_generation_prompt: end with the head of an assistant turn.
-            special_tokens: further variables.
+            variables: what else it reads.
 
         Raises:
             UserError: as `render`.
         """
         messages, tools = _escaped(_with_parsed_json(messages, tools), protected)
-        return _render(self._marked, messages, tools, add_generation_prompt, special_tokens)
+        return _render(self._marked, messages, tools, add_generation_prompt, variables)
 
 
 def unescape(text: str) -> str:
@@ -109,7 +109,7 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(_GLOBALS)
+    environment.globals["raise_exception"] = _raise_exception
     return environment
 
 
@@ -118,12 +118,10 @@ def _render(
     messages: Any,
     tools: Any,
     add_generation_prompt: bool,
-    special_tokens: Mapping[str, str],
+    variables: Mapping[str, str],
 ) -> str:
     try:
-        return template.render(
-            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **special_tokens
-        )
+        return template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
     except _FAULTS_OF_TEMPLATES as error:
         raise UserError(
             f"the chat template cannot render this conversation: {error or type(error).__name__}"
@@ -176,10 +174,6 @@ def _to_json(value: Any, *, ensure_ascii: bool = False, indent: int | None = Non
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-_GLOBALS = {"raise_exception": _raise_exception}
-"""Functions that a template may call."""
 
 
 def _parsed(key: str, value: Any) -> Any:

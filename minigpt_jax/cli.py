@@ -6,9 +6,11 @@ Framework-free. Every script is `run(main, Config)`: a dataclass, a call, a prin
 import contextlib
 import errno
 import io
+import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -37,10 +39,15 @@ def run_with(main: Callable[[Config], None], make_config: Callable[[], Config]) 
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _send_again
     try:
         main(make_config())
     except UserError as error:
         fail(str(error))
+    except BrokenPipeError:
+        # Whoever read the output has left; what Python would still write at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -59,6 +66,15 @@ def _terminate(*_: Any) -> None:
     """Leave as after Ctrl-C: what is half-written is removed on the way out."""
     print("terminated", file=sys.stderr)
     sys.exit(128 + signal.SIGTERM)
+
+
+def _send_again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception came where exceptions are dropped, such as JAX's hook of the collector."""
+    if isinstance(dropped.exc_value, KeyboardInterrupt | SystemExit):
+        number = signal.SIGINT if isinstance(dropped.exc_value, KeyboardInterrupt) else signal.SIGTERM
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def parse(config_type: type[Config], arguments: Sequence[str], *, default: Config | None = None) -> Config:

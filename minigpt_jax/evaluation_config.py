@@ -28,14 +28,16 @@ class EvaluationConfig:
     few_shot: int = 0
     """multiple-choice: examples with their answers before each question."""
     few_shot_data: tuple[str, ...] = ()
-    """Files that they come from, the item's own subject first; never one that is evaluated."""
+    """Files that they come from: items of the same subject where there are enough, else the first ones; never an item
+    that is evaluated."""
     chat: bool = False
     """Ask as a user by the chat template; for a model that learned to answer."""
     max_seq_len: int = 512
-    """Tokens that the model reads at once. Longer documents are cut into windows, each token counted once; longer
-    prompts lose their beginning."""
+    """loss and multiple-choice: tokens that the model reads at once. Longer documents are cut into windows, each token
+    counted once; longer prompts lose their beginning."""
     batch_size: int = 16
-    """Rows that are read at once; decides speed and memory, not the result."""
+    """loss and multiple-choice: rows that are read at once; decides speed and memory, and nothing of the result beyond
+    rounding."""
 
     def __post_init__(self) -> None:
         for name, least in (("few_shot", 0), ("max_seq_len", 2), ("batch_size", 1)):

@@ -4,14 +4,16 @@ A row may guess ahead: where its last two tokens stood before, what followed the
 and kept as far as it is what would have been chosen anyway. Nothing changes but the number of passes.
 
 A call computes the rows that take part in it alone, their number rounded up to a power of two, with as many slots as
-the longest of them needs, rounded up likewise. So 16 rows of up to 2048 tokens make at most 5 x 3 compilations of the
-loop, and as many of reading for each width of a bucket; no length of a prompt makes its own.
+the longest of them needs, rounded up likewise, and at least USUAL_SLOTS where rows may come to need them. So 16 rows of
+up to 2048 tokens make at most 5 x 3 compilations of reading for each width of a bucket, and 5 x 3 of the loop for each
+number of guesses, with and without log-probabilities; no length of a prompt makes its own.
 minigpt_jax/generation.py drives it; the twin is minigpt_torch/generate.py.
 
-B rows  R rows that take part  T tokens read at once  N tokens of one decoding call  V vocabulary
+B rows  R rows that take part  T tokens read at once  N tokens of one decoding call  G guesses
+D hidden  V vocabulary
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,9 +37,9 @@ from minigpt_jax.sampling import Logprobs, Sampling, logprobs_of, looked_up, no_
 BUCKETS = (512, 256, 128, 64, 32, 16)
 """Tokens that are read at once; the rest of a prompt is padded to the narrowest that holds it."""
 
-SLOT_MULTIPLE = 256
-"""The slots that a call computes are this where no row is to outgrow it, else twice this or a power of two times that:
-so a text of usual length does not wait for a second compilation in its middle."""
+SLOT_MULTIPLE, USUAL_SLOTS = 128, 512
+"""The slots that a call computes are the first, or a power of two times it: where no row is to outgrow USUAL_SLOTS, as
+many as `start` asks for, so that a text is not held up by a second compilation in its middle; else at least these."""
 
 
 @partial(jax.jit, static_argnames=("graph", "lora"), donate_argnames="rows")
@@ -74,6 +76,10 @@ def _forward(
     slots = jnp.where(is_real, positions, rows.cache.slots)
     ids = rows.ids.at[jnp.arange(batch)[:, None], slots].set(tokens, mode="drop")
     return rows._replace(cache=attention.cache, ids=ids), hidden.reshape(batch, time, -1)
+
+
+Choose = Callable[[jax.Array, jax.Array, int], jax.Array]
+"""(scores [R, V], seen [R, V], which of a pass's tokens) -> the ids [R] that are chosen."""
 
 
 class _New(NamedTuple):
@@ -115,8 +121,8 @@ def _extend(
     def goes_on(state: _Decoding) -> jax.Array:
         return jnp.any(state.is_active & (state.counts < steps))
 
-    def choose(scores: jax.Array, seen: jax.Array, places: jax.Array) -> jax.Array:
-        return sample(scores, seen, sampling, uniforms[numbers, jnp.minimum(places, most - 1)])
+    def choose(scores: jax.Array, seen: jax.Array, number: int, *, counts: jax.Array) -> jax.Array:
+        return sample(scores, seen, sampling, uniforms[numbers, jnp.minimum(counts + number, most - 1)])
 
     def write(new: _New, ids: jax.Array, scores: jax.Array, places: jax.Array) -> _New:
         given = _New(ids, logprobs_of(scores, ids) if gives_logprobs else None)
@@ -125,24 +131,19 @@ def _extend(
     def add_tokens(state: _Decoding) -> _Decoding:
         rows, counts = state.rows, state.counts
         writes = state.is_active & (counts < steps)
-        first = choose(rows.scores, rows.seen, counts)
+        first = choose(rows.scores, rows.seen, 0, counts=counts)
         new = write(state.new, first, rows.scores, jnp.where(writes, counts, most))
         is_active = state.is_active & ~(writes & jnp.isin(first, stop_ids))
         reads = writes & is_active
         guess, size = looked_up(rows.ids, rows.lengths, first, guesses)
         size = jnp.where(reads, jnp.minimum(size, steps - counts - 1), 0)
-        tokens = jnp.concatenate([first[:, None], guess], axis=1)  # [R, 1 + guesses]
+        tokens = jnp.concatenate([first[:, None], guess], axis=1)  # [R, 1 + G]
         rows, hidden = _forward(model, lora, adapters, rows, tokens, jnp.where(reads, 1 + size, 0))
-        scores = model.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*tokens.shape, -1)  # [R, 1 + guesses, V]
-        # A guess counts when it is what would have been chosen in its place.
-        right, seen = jnp.zeros_like(counts), marked(rows.seen, first[:, None], reads[:, None])
+        scores = model.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*tokens.shape, -1)  # [R, 1 + G, V]
+        seen = marked(rows.seen, first[:, None], reads[:, None])
+        right = _right_guesses(guess, size, scores, seen, stop_ids, partial(choose, counts=counts))
         for number in range(guesses):
-            chosen = choose(scores[:, number], seen, counts + 1 + number)
-            is_right = (right == number) & (number < size) & (chosen == guess[:, number])
-            is_right &= ~jnp.isin(chosen, stop_ids)
-            right += is_right
-            new = write(new, chosen, scores[:, number], jnp.where(is_right, counts + 1 + number, most))
-            seen = marked(seen, chosen[:, None], is_right[:, None])
+            new = write(new, guess[:, number], scores[:, number], jnp.where(number < right, counts + 1 + number, most))
         rows = advanced(rows, tokens, jnp.where(reads, 1 + right, 0), scores[numbers, right])
         return _Decoding(rows, is_active, new, counts + writes * (1 + right), state.passes + 1)
 
@@ -151,6 +152,24 @@ def _extend(
     start = _Decoding(rows, is_active, new, jnp.zeros(len(is_active), jnp.int32), jnp.int32(0))
     end = jax.lax.while_loop(goes_on, add_tokens, start)
     return end.rows, end.new, end.passes
+
+
+def _right_guesses(
+    guess: jax.Array,  # int32 [R, G]
+    size: jax.Array,  # int32 [R] how many there are
+    scores: jax.Array,  # float [R, 1 + G, V] of what stands in their places, and of what follows them
+    seen: jax.Array,  # bool [R, V]
+    stop_ids: jax.Array,
+    choose: Choose,
+) -> jax.Array:  # int32 [R]
+    """How many guesses are what is chosen in their places, up to the first that is not, or is a stop id."""
+    right = jnp.zeros(len(size), jnp.int32)
+    for number in range(guess.shape[1]):
+        chosen = choose(scores[:, number], seen, 1 + number)
+        is_right = (right == number) & (number < size) & (chosen == guess[:, number]) & ~jnp.isin(chosen, stop_ids)
+        right += is_right
+        seen = marked(seen, chosen[:, None], is_right[:, None])
+    return right
 
 
 class JaxDecoder:
@@ -196,7 +215,7 @@ class JaxDecoder:
     def start(self, *, rows: int, slots: int) -> None:
         """Empty rows, which may come to hold `slots` tokens each; slots are added when they are needed."""
         scores = jnp.promote_types(self._dtype, jnp.float32)
-        self._fewest_slots = size = SLOT_MULTIPLE if slots <= SLOT_MULTIPLE else 2 * SLOT_MULTIPLE
+        self._fewest_slots = size = _rounded_up(min(slots, USUAL_SLOTS))
         vocab_size = self._config.vocab_size
         self._rows = Rows(
             empty_cache(self._config, rows=rows, slots=size, dtype=self._dtype),
@@ -225,9 +244,7 @@ class JaxDecoder:
     def _take(self, more: NDArray[np.int32]) -> tuple[NDArray[np.int32], Rows]:
         """Numbers and a part of the rows to which `more` [B] tokens come, with slots for them."""
         lengths = np.where(more > 0, self.lengths + more, 0)
-        slots = self._fewest_slots
-        while slots < lengths.max():
-            slots *= 2
+        slots = max(self._fewest_slots, _rounded_up(lengths.max()))
         if slots > self._known.cache.slots:
             self._rows = widened(self._known, slots)
         numbers = padded_numbers(more > 0)
@@ -277,6 +294,13 @@ class JaxDecoder:
         self._rows = put_back(self._known, part, numbers)
         self.passes += int(passes)
         return _extension(jax.tree.map(np.asarray, new), numbers, rows=len(configs), num_logprobs=num_logprobs)
+
+
+def _rounded_up(slots: int) -> int:
+    size = SLOT_MULTIPLE
+    while size < slots:
+        size *= 2
+    return size
 
 
 def _extension(new: Any, numbers: NDArray[np.int32], *, rows: int, num_logprobs: int | None) -> Extension:

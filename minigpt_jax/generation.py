@@ -310,7 +310,7 @@ def extend_rows(
     stop_ids: Sequence[int],
     num_logprobs: int | None = None,
 ) -> Extension:
-    """One decoding call: up to `most` new ids of the decoder's rows, as many as each has room for; None rests."""
+    """One decoding call: up to `most` new ids of each row, as many as all have room for. A row that is None rests."""
     steps = min(most, *(row.room for row in rows if row is not None))
     uniforms = np.zeros((len(rows), steps), np.float32)
     for into, row in zip(uniforms, rows, strict=True):

@@ -1,7 +1,7 @@
 """The model with linear layers whose weights are 8-bit integers (minigpt_jax/quantization.py).
 
 The integers become floats where they are multiplied. On a CPU, XLA would do that for a whole matrix before its product;
-for the few rows of decoding it is done a block of inputs at a time, so that the floats never leave the cache. Its twin
+for the few rows of decoding it is done a block of inputs at a time, so that the floats stay in the cache. Its twin
 is minigpt_torch/int8.py.
 
 S positions  I inputs of a linear layer  O its outputs  V vocabulary  D hidden
@@ -19,10 +19,10 @@ from minigpt_jax.config import ModelConfig
 from minigpt_jax.model import Transformer
 
 FEW_ROWS = 32
-"""Up to this many rows a product is made by blocks; with more of them turning a matrix into floats costs little."""
+"""Up to this many positions a product is made by blocks; with more of them making a matrix of floats costs little."""
 
 BLOCK = 128
-"""Inputs of one block, whose floats take some hundred KB: what a core's second-level cache holds."""
+"""Inputs of one block: its floats take 0.26 MB for 512 outputs, 3.3 MB for a head of 6400."""
 
 
 class Int8Linear(nnx.Module):

@@ -1,9 +1,9 @@
 """How often a model finds the right choice the likeliest. Framework-free; the model is a Scorer.
 
 Two ways of asking. `text` shows the question alone, and compares how likely the text of each choice is as its answer:
-by the sum over its tokens (what lm-eval calls acc) and by the sum over its UTF-8 bytes (its acc_bytes; its acc_norm
-divides by characters, which is nearly the same within a language). `letter` shows the choices with their letters, as
-MMLU and C-Eval are asked, and compares the letters; a small model does not get that far.
+by the sum over its tokens (what lm-eval calls acc) and by that sum divided by its length in UTF-8 bytes (its acc_bytes;
+its acc_norm divides by characters, which is nearly the same within a language). `letter` shows the choices with their
+letters, as MMLU and C-Eval are asked, and compares the letters; a small model does not get that far.
 
 Context and choice are encoded apart, so that every choice of an item follows the very same tokens. Of equally likely
 choices the first is taken. What is too long for the model's row is cut at its beginning, alike for all choices of an

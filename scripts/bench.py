@@ -1,7 +1,9 @@
 """How fast is it here? `python scripts/bench.py decode` compares ours with PyTorch and transformers, in turn."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,20 +24,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Command:
     """Measure both frameworks side by side in one process. Only ratios count: machines are noisy."""
 
     what: tyro.conf.Positional[Literal["train", "decode", "all"]] = "all"
-    """A training step, greedy decoding, or both."""
+    """A training step, greedy decoding, or both; against the twin (minigpt_torch), torch.compile and transformers. A
+    ratio above 1 says that ours is better. "Of the bandwidth bound" divides by the rate at which reading each weight
+    once a token would take all the time, "of the matrix-product rate" by that of one large product."""
     model: str = "minimind2-small"
     """A preset (random weights), or a model: run directory, Hugging Face directory, .safetensors or .pth."""
     rounds: int = 5
     """How often the sides take turns."""
     json: str | None = None
-    """Write limits and rows to this file."""
+    """Write limits and rows to this file as well."""
 
 
-def main(command: Bench) -> None:
+def main(command: Command) -> None:
     """Measure, and print row by row."""
     if command.rounds < 1:
         raise UserError(f"--rounds must be at least 1, got {command.rounds}")
@@ -46,10 +50,15 @@ def main(command: Bench) -> None:
         from minigpt_bridge.bench.timing import HEADING, as_json, as_line
     except ModuleNotFoundError as error:
         raise missing_extra("bench.py", "torch") from error
+    if command.what != "train" and find_spec("transformers") is None:
+        raise missing_extra("bench.py decode", "hf")
     from minigpt_jax.engine import configure_jax
 
     model = _model(command.model)
     configure_jax("float32")
+    load = os.getloadavg()[0]
+    if load > (os.cpu_count() or 1) / 2:
+        say(f"this machine is busy (load {load:.1f}): threads wait for each other, and ratios mislead")
     limits = measure_limits()
     say(f"this machine: {limits.matmul_gflops:.0f} GFLOP/s in a matrix product, {limits.read_gb_per_s:.1f} GB/s read")
     say(HEADING)
@@ -62,7 +71,7 @@ def main(command: Bench) -> None:
 
 
 def _rows(
-    command: Bench, limits: "Limits", config: ModelConfig, parameters: Parameters, tokenizer: Tokenizer
+    command: Command, limits: "Limits", config: ModelConfig, parameters: Parameters, tokenizer: Tokenizer
 ) -> "Iterator[Row]":
     from minigpt_bridge.bench.decode import decode_rows
     from minigpt_bridge.bench.train import train_rows
@@ -79,10 +88,12 @@ def _model(name: str) -> tuple[ModelConfig, Parameters, Tokenizer]:
         return shape, initial_parameters(shape, initializer="scaled_normal", seed=0), load_tokenizer()
     from minigpt_bridge.models import open_model
 
+    if not Path(name).exists():
+        raise UserError(f"--model {name} is neither a preset ({', '.join(PRESETS)}) nor a model's path")
     model = open_model(name)
     in_float32 = map_leaves(lambda leaf: leaf.astype("float32"), model.read_parameters())
     return model.config, in_float32, model.require_tokenizer()
 
 
 if __name__ == "__main__":
-    run(main, Bench)
+    run(main, Command)

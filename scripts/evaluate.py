@@ -26,7 +26,8 @@ class Command(EvaluationConfig):
     dtype: DType = "float32"
     """Precision of the computation; from the logits on at least float32."""
     int8: bool = False
-    """Hold the weights of linear layers as 8-bit integers: a quarter of the memory, for numbers a little off."""
+    """Hold the weights of linear layers as 8-bit integers, a quarter of their float32 bytes; the numbers are a little
+    off."""
     json: str | None = None
     """Write the figures to this file as well."""
 
@@ -37,17 +38,19 @@ def main(command: Command) -> None:
         raise UserError("name a model: a run directory, a Hugging Face directory, a .safetensors or a .pth file")
     if command.json is not None:
         require_writable(Path(command.json), option="--json")
+        for read in (command.model, *command.data, *command.few_shot_data):
+            if Path(read).resolve() == Path(command.json).resolve():
+                raise UserError(f"--json {command.json} would replace what is measured; choose another name")
     from minigpt_bridge.measure import Opening, measure
 
-    adapters = () if command.lora is None else (command.lora,)
-    found = measure(Opening(command.model, command.backend, command.dtype, command.int8, adapters), command)
+    found = measure(Opening(command.model, command.backend, command.dtype, command.int8, command.lora), command)
     if found.note is not None:
         print(found.note, file=sys.stderr)
-    for line in found.table.lines:
-        print(line)
     if command.json is not None:
         asked = {name: getattr(command, name) for name in ("model", "task", "backend", "dtype", "int8")}
         write_json(Path(command.json), asked | found.table.figures)
+    for line in found.table.lines:
+        print(line)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class Command(GenerationConfig):
     dtype: DType = "float32"
     """Precision of the computation."""
     int8: bool = False
-    """Hold the weights of linear layers as 8-bit integers: a quarter of the memory, for numbers a little off."""
+    """Hold the weights of linear layers as 8-bit integers, a quarter of their float32 bytes; the numbers are a little
+    off."""
     json: str | None = None
     """With --prompt: write ids, texts and rates to this file as well."""
 
@@ -52,9 +53,8 @@ def main(command: Command) -> None:
     _check(command)
     from minigpt_bridge.decoders import open_decoder
 
-    adapters = () if command.lora is None else (command.lora,)
     ready = open_decoder(
-        command.model, backend=command.backend, dtype=command.dtype, int8=command.int8, adapters=adapters
+        command.model, backend=command.backend, dtype=command.dtype, int8=command.int8, adapter=command.lora
     )
     if ready.note is not None:
         print(ready.note, file=sys.stderr)

@@ -30,7 +30,7 @@ class Command:
     model_name: str | None = None
     """Name by which the model is asked for; the last part of its path by default."""
     rows: int = 8
-    """Requests that run at the same time. Each takes memory for --context tokens."""
+    """Requests that run at the same time. Each takes memory for up to twice --context tokens."""
     max_waiting: int = 64
     """Requests that may wait for a row; those beyond are told to come again."""
     context: int = 2048
@@ -45,12 +45,16 @@ class Command:
     dtype: DType = "float32"
     """Precision of the computation."""
     int8: bool = False
-    """Hold the weights of linear layers as 8-bit integers: a quarter of the memory, for numbers a little off."""
+    """Hold the weights of linear layers as 8-bit integers, a quarter of their float32 bytes; the numbers are a little
+    off."""
 
 
 def main(command: Command) -> None:
     """Take the address, load the model, and serve until Ctrl-C."""
     _check(command)
+    api_key = command.api_key or os.environ.get(KEY_VARIABLE) or None
+    if api_key is not None and (not api_key.isprintable() or api_key != api_key.strip()):
+        raise UserError("the API key (--api-key or MINIGPT_API_KEY) begins or ends with white space, or is no text")
     from minigpt_jax.serving.app import make_app
     from minigpt_jax.serving.batcher import Batcher
     from minigpt_jax.serving.served_model import ServedModel
@@ -59,19 +63,17 @@ def main(command: Command) -> None:
     with listening_socket(command.host, command.port) as listening:
         from minigpt_bridge.decoders import open_decoder
 
-        adapters = () if command.lora is None else (command.lora,)
         ready = open_decoder(
-            command.model, backend=command.backend, dtype=command.dtype, int8=command.int8, adapters=adapters
+            command.model, backend=command.backend, dtype=command.dtype, int8=command.int8, adapter=command.lora
         )
         if ready.note is not None:
             print(ready.note, file=sys.stderr)
         rows, waiting = command.rows, command.max_waiting
         context = min(command.context, ready.config.max_position_embeddings)
         # A file name need not be text.
-        name = command.model_name or Path(os.path.abspath(command.model)).name.encode("utf-8", "replace").decode()
+        name = (command.model_name or Path(os.path.abspath(command.model)).name).encode("utf-8", "replace").decode()
         model = ServedModel(name, ready.tokenizer, context=context, most_choices=rows + waiting)
         batcher = Batcher(ready.decoder, ready.tokenizer, rows=rows, context=context, max_waiting=waiting)
-        api_key = command.api_key or os.environ.get(KEY_VARIABLE) or None
         if api_key is None and not is_loopback(command.host):
             print(f"whoever reaches {command.host} can use this server; --api-key asks for a key", file=sys.stderr)
         hosts = local_names(command.host)
@@ -79,7 +81,7 @@ def main(command: Command) -> None:
         url = address_of(command.host, listening)
         print(f"{name} is served at {url} (a page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True)
         Server(app, batcher).run_until_told(listening)
-    print(f"stopped; {batcher.load.served} requests were answered")
+    print(f"stopped; requests answered: {batcher.load.served}")
 
 
 def _check(command: Command) -> None:

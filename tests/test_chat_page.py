@@ -358,6 +358,18 @@ def test_settings_reach_the_server_and_survive_a_reload(page: Page, server: Scri
     assert server.keys == ["Bearer secret"]
 
 
+def test_settings_of_another_tab_are_seen_before_they_are_used(
+    page: Page, context: BrowserContext, server: ScriptedServer
+):
+    other = context.new_page()
+    other.goto(server.url)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("0.7")
+    other.get_by_role("button", name="Settings").click()
+    expect(other.get_by_label("Temperature")).to_have_value("0.7")
+    other.close()
+
+
 def test_a_setting_outside_its_limits_is_brought_inside(page: Page):
     page.get_by_role("button", name="Settings").click()
     for label, typed, kept in (

@@ -112,3 +112,48 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
 
 def test_a_file_that_can_be_written_is_not_refused(tmp_path):
     require_writable(tmp_path / "a.json", option="--json")
+
+
+SWALLOWS = """
+import gc, signal, sys, time
+from dataclasses import dataclass
+from minigpt_jax.cli import run
+
+@dataclass(frozen=True)
+class Config:
+    number: int = {number}
+
+def main(config):
+    def send(phase, _):
+        gc.callbacks.clear()
+        signal.raise_signal(config.number)  # its exception is dropped here, and the work would go on
+    gc.callbacks.append(send)
+    gc.collect()
+    time.sleep(20)
+    print("not heard")
+
+run(main, Config)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_that_comes_where_exceptions_are_dropped_still_ends_the_command(number, code):
+    script = SWALLOWS.format(number=int(number))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_output_that_nobody_reads_on_ends_a_command_without_a_traceback():
+    script = (
+        "from dataclasses import dataclass\nfrom minigpt_jax.cli import run\n"
+        "@dataclass(frozen=True)\nclass Config:\n    pass\n"
+        "run(lambda _: [print('line', flush=True) for _ in range(100_000)], Config)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

@@ -47,6 +47,9 @@ LINES = ("one", "t,wo", "three", "fo\nur")
         ("agronomy.csv", ",Question,A,B,C,D,Answer\n0,问,1,2,3,4,D\n\n", ("问", FOUR, 3, "agronomy")),
         # MMLU: no header.
         ("college_physics_test.csv", "Why?,1,2,3,4,A\n", ("Why?", FOUR, 0, "college_physics")),
+        # A number, as text in a cell; a category; a subject that is left empty.
+        ("all.csv", "question,A,B,answer,category\nQ,1,2,1,art\n", ("Q", ("1", "2"), 1, "art")),
+        ("law_test.csv", "question,A,B,answer,subject\nQ,1,2,A,\n", ("Q", ("1", "2"), 0, "law")),
         # A subject of its own wins over the file's name.
         ("all.csv", "question,A,B,answer,subject\nQ,1,2,A,logic\n", ("Q", ("1", "2"), 0, "logic")),
     ],
@@ -126,3 +129,22 @@ def test_a_csv_file_that_is_no_exam_is_named(tmp_path, content, message):
     with pytest.raises(UserError) as error:
         items_of(tmp_path / CSV, content)
     assert str(error.value).startswith(f"{tmp_path / CSV} {message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "question,A,B,A,answer\nQ,1,2,3,A\n", r"a\.csv:1: a more than once"),
+        ("a.csv", "question,A,B,Answer,answer\nQ,1,2,A,B\n", r"a\.csv:1: answer more than once"),
+        ("a.csv", "question,A,B,D,answer\nQ,1,2,3,A\n", r"a\.csv:2: no choice C, but D; add the column C"),
+        ("a.jsonl", '{"Question":"Q","question":"P","A":"1","B":"2","answer":"A"}', r"question more than once"),
+    ],
+)
+def test_nothing_that_an_item_says_is_passed_over(tmp_path, name, text, said):
+    with pytest.raises(UserError, match=said):
+        items_of(tmp_path / name, text)
+
+
+def test_a_cell_may_be_long(tmp_path):
+    (item,) = items_of(tmp_path / "a.csv", f"question,A,B,answer\n{'long ' * 60_000},1,2,A\n")
+    assert len(item.question) == 299_999

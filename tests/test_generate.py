@@ -137,7 +137,7 @@ def test_repeated_rows_are_samples_of_one_prompt(decoder):
 
 def test_a_row_ends_with_its_room_and_is_not_written_over(decoder):
     context = SLOT_MULTIPLE
-    prompt = (list(range(3, 23)) * 30)[: context - 3]
+    prompt = (list(range(3, 23)) * 20)[: context - 3]
     (ids,) = continued(decoder, [prompt], GenerationConfig(max_new_tokens=50, temperature=0.0), context=context)
     assert len(ids) == 3
     decoder.start(rows=1, slots=4 * context)
@@ -161,6 +161,7 @@ def new_ids(decoder, config, *, steps, active, **options):
 
 def test_a_row_that_rests_is_left_as_it_is_however_few_slots_the_others_take(decoder, monkeypatch):
     monkeypatch.setattr(rooms, "SLOT_MULTIPLE", 16)
+    monkeypatch.setattr(rooms, "USUAL_SLOTS", 16)
     prompts = [*PROMPTS, [3, 4], [8]]
     decoder.start(rows=5, slots=90)
     decoder.read(prompts)
@@ -172,7 +173,7 @@ def test_a_row_that_rests_is_left_as_it_is_however_few_slots_the_others_take(dec
         for row, new in zip(ids, new_ids(decoder, DRAWN, steps=4, active=[one > 0 for one in active]).ids, strict=True):
             row += new
     assert ids == expected
-    assert decoder._known.cache.slots == 128  # of which the short rows were computed with 16
+    assert decoder._known.cache.slots == 128  # of which the short rows were computed with 16, the fewest
     assert decoder.lengths == [len(prompt) + 8 for prompt in prompts]
 
 
@@ -228,16 +229,18 @@ def test_guessing_ahead_changes_nothing_but_the_number_of_passes(decoder):
         ]
 
 
-def test_fifty_prompts_of_unlike_length_share_their_compilations(decoder):
+@pytest.mark.parametrize(("room", "slots"), [(512, 1), (None, 3)], ids=["one room", "each its own"])
+def test_fifty_prompts_of_unlike_length_share_their_compilations(decoder, room, slots):
     generator = random.Random(5)
     before = rooms._read._cache_size(), rooms._extend._cache_size()
     for _ in range(50):
         prompt = [generator.randrange(23) for _ in range(generator.randrange(1, 500))]
-        continued(decoder, [prompt], GenerationConfig(max_new_tokens=4, temperature=0.0), context=512)
+        config = GenerationConfig(max_new_tokens=4, temperature=0.0)
+        continued(decoder, [prompt], config, context=room or len(prompt) + 4)
     after = rooms._read._cache_size(), rooms._extend._cache_size()
-    # One for each width of a bucket, and one.
-    assert after[0] - before[0] <= len(rooms.BUCKETS)
-    assert after[1] - before[1] <= 1
+    # For each number of slots one, and one for each width of a bucket.
+    assert after[0] - before[0] <= len(rooms.BUCKETS) * slots
+    assert after[1] - before[1] <= slots
 
 
 def test_adapters_beside_the_weights_generate_as_merged_ones(parameters):

@@ -57,6 +57,21 @@ def test_chance_within_the_interval_is_said(right, verdict):
     assert Accuracy(right, 200, chance=0.25).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("right", "asked", "choices", "verdict"),
+    [
+        (1, 1, 5, "not distinguishable from chance"),  # p = 0.4, though chance lies outside the interval
+        (4, 4, 2, "not distinguishable from chance"),  # 0.125
+        (0, 4, 2, "not distinguishable from chance"),
+        (6, 6, 2, "above chance"),  # 0.03125
+        (0, 6, 2, "below chance"),
+        (4, 4, 4, "above chance"),  # 0.0078
+    ],
+)
+def test_few_items_are_judged_by_the_exact_test(right, asked, choices, verdict):
+    assert Accuracy(right, asked, chance=1 / choices).verdict == verdict
+
+
 def test_chance_is_the_mean_over_the_items():
     found = accuracy_of([(True, 1 / 2), (False, 1 / 4), (True, 1 / 4)])
     assert (found.right, found.asked, found.share, found.chance) == (2, 3, 2 / 3, 1 / 3)

@@ -469,6 +469,15 @@ def test_requests_that_run_when_the_server_stops_fail_in_bounded_time(serve, mon
             assert b"the answer failed: the batcher was closed" in answer.read()
 
 
+def test_a_client_that_sends_half_of_its_request_does_not_keep_a_server_that_stops(serve, monkeypatch):
+    monkeypatch.setattr("minigpt_jax.serving.server.GRACE_SECONDS", 0.2)
+    served = serve()
+    with socket.create_connection(served.address, timeout=30) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+        assert served.load()["rows_in_use"] == 0  # answered after the half request was taken
+        served.stop()
+
+
 # --- The socket ---
 
 
@@ -528,7 +537,7 @@ def test_the_script_serves_what_generate_writes(model):
     finally:
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
-    assert (process.returncode, rest, errors) == (0, "stopped; 1 requests were answered\n", "")
+    assert (process.returncode, rest, errors) == (0, "stopped; requests answered: 1\n", "")
 
 
 @pytest.mark.parametrize(

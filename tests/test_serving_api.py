@@ -240,7 +240,7 @@ def test_a_text_begins_as_a_document_does_and_ids_are_taken_as_they_are(tokenize
 def test_choices_are_drawn_from_streams_of_their_own(tokenizer):
     job = served(tokenizer).completion({"prompt": ["one", "two"], "n": 2})
     assert [(request.prompt[1], request.row) for request in job.requests] == [
-        (tokenizer.encode(text)[0], row) for text in ("one", "two") for row in (0, 1)
+        (tokenizer.encode(text)[0], row) for text, row in (("one", 0), ("one", 1), ("two", 2), ("two", 3))
     ]
 
 
@@ -338,3 +338,8 @@ def test_a_conversation_that_the_template_refuses_is_refused(tokenizer):
     error = refused(served(strict).chat, ASK)
     assert (error.status, error.param) == (400, "messages")
     assert "alternate, please" in error.message
+
+
+def test_openais_newer_word_for_the_system_message_is_understood():
+    body = {"messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}
+    assert [each["role"] for each in chat_request(body, context=100).messages] == ["system", "user"]

@@ -1,6 +1,7 @@
 """Greedy decoding: ours, the PyTorch twin and transformers' `generate`, on the same weights and prompts.
 
-Everything from the prompt's ids to the answer's is in the time, reading the prompt as well. B rows.
+Everything from the prompt's ids to the answer's is in the time, reading the prompt as well. The bandwidth bound counts
+the new tokens alone, so a little less than all of it can be reached. B rows.
 """
 
 import tempfile
@@ -15,7 +16,6 @@ import torch
 from minigpt_bridge.bench.limits import Limits
 from minigpt_bridge.bench.timing import Row, interleave, part_of, rates, seconds
 from minigpt_jax.config import ModelConfig
-from minigpt_jax.errors import missing_extra
 from minigpt_jax.formats.hugging_face import write_hugging_face
 from minigpt_jax.formats.names import Parameters, flatten, map_leaves, to_outside
 from minigpt_jax.generate import JaxDecoder
@@ -47,9 +47,6 @@ def decode_rows(
         tokenizer: goes into the export that transformers reads.
         limits: of the machine, measured in the same run.
         rounds: how often the sides take turns.
-
-    Raises:
-        UserError: transformers is not installed.
     """
     sides = _sides(config, parameters, tokenizer)
     for batch in BATCHES:
@@ -83,11 +80,9 @@ def _sides(config: ModelConfig, parameters: Parameters, tokenizer: Tokenizer) ->
 
 
 def _transformers(config: ModelConfig, parameters: Parameters, tokenizer: Tokenizer) -> Generate:
-    try:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
-    except ModuleNotFoundError as error:
-        raise missing_extra("bench.py decode", "hf") from error
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:
         write_hugging_face(Path(directory), config, to_outside(parameters, config), tokenizer)

@@ -22,9 +22,9 @@ class Limits:
     """10^9 bytes a second that are read from memory."""
 
 
-def measure_limits(dtype: jnp.dtype = jnp.float32) -> Limits:
-    """The best of several: limits are what nothing disturbed."""
-    return Limits(matmul_flops(jnp.dtype(dtype)) / 1e9, _read_gb_per_s())
+def measure_limits() -> Limits:
+    """In float32, the best of several: limits are what nothing disturbed."""
+    return Limits(matmul_flops(jnp.dtype(jnp.float32)) / 1e9, _read_gb_per_s())
 
 
 def _read_gb_per_s() -> float:

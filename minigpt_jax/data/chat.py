@@ -123,7 +123,7 @@ class ChatEncoder:
             tools,
             protected=self._added,
             add_generation_prompt=add_generation_prompt,
-            special_tokens={**(variables or {}), **SPECIAL_TOKENS_MAP},
+            variables={**(variables or {}), **SPECIAL_TOKENS_MAP},
         )
 
     def _marked_by_turns(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, whole: str) -> str:

@@ -67,7 +67,10 @@ def _jsonl(path: Path) -> Iterator[Item]:
 
 
 def sample_items(*, count: int) -> list[Item]:
-    """Held-out questions of the sample corpus, each with its answer and a false one; which is first alternates."""
+    """Held-out questions of the sample corpus, each with its answer and a false one.
+
+    In each language the right one is first every other time.
+    """
     items = []
     for number, asked in enumerate(heldout_questions(count=count)):
         choices = (asked.answer, asked.wrong) if number % 4 < 2 else (asked.wrong, asked.answer)
@@ -92,7 +95,7 @@ def _csv_items(path: Path) -> Iterator[Item]:
             if len(cells) != len(columns):
                 reason = f"{len(cells)} cells where the first line has {len(columns)}"
                 raise BadLineError(reason, "put a cell that holds commas or line breaks into quotes")
-            fields = _parsed({"subject": subject, **dict(zip(columns, cells, strict=True))})
+            fields = _parsed(dict(zip(columns, cells, strict=True)), subject=subject)
         except BadLineError as fault:
             raise UserError(f"{path}:{line}: {fault.reason}; {fault.remedy}") from fault
         is_empty = False
@@ -109,6 +112,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}); save it as UTF-8") from error
+    csv.field_size_limit(max(len(text), csv.field_size_limit()))
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     begin = 1
     try:
@@ -125,6 +129,7 @@ def _columns(cells: list[str]) -> tuple[list[str], bool]:
     names = [cell.strip() for cell in cells]
     lower = {name.lower() for name in names}
     if lower & {"question", "answer"}:
+        _require_once([name.lower() for name in names])
         for name in ("question", "A", "B", "answer"):
             if name.lower() not in lower:
                 raise BadLineError(f"no column {name}", f"add it; found {', '.join(filter(None, names))}")
@@ -139,31 +144,46 @@ def _columns(cells: list[str]) -> tuple[list[str], bool]:
 # --- Fields ---
 
 
-def _parsed(value: dict[str, Any]) -> dict[str, Any]:
-    """Question, choices, answer and subject of an item in either layout; raises BadLineError."""
+def _parsed(value: dict[str, Any], *, subject: str = "") -> dict[str, Any]:
+    """Question, choices, answer and subject of an item in either layout; raises BadLineError.
+
+    `subject` is that of an item that names none.
+    """
     fields = {name.lower(): field for name, field in value.items()}
+    _require_once([name.lower() for name in value])
     question = _text(fields, "question")
     if "choices" in fields:
         choices = fields["choices"]
         if not isinstance(choices, list):
             raise BadLineError("choices is not a list", "write a list of strings")
     else:
-        named = takewhile(lambda letter: letter in fields, ascii_lowercase)
+        named = list(takewhile(lambda letter: letter in fields, ascii_lowercase))
         choices = [fields[letter] for letter in named]
+        if later := [letter.upper() for letter in ascii_lowercase[len(named) :] if letter in fields]:
+            missing = ascii_uppercase[len(named)]
+            raise BadLineError(f"no choice {missing}, but {', '.join(later)}", f"add the column {missing}")
     if not 2 <= len(choices) <= len(ascii_uppercase):
         raise BadLineError(f"{len(choices)} choices", "an item has choices, or the columns A, B and so on: 2 to 26")
     for number, choice in enumerate(choices):
         if not isinstance(choice, str) or not choice.strip():
             raise BadLineError(f"choice {ascii_uppercase[number]} is no text", "write a string that is not empty")
-    subject = fields.get("subject") or fields.get("category") or ""
-    if not isinstance(subject, str):
+    named_subject = fields.get("subject") or fields.get("category") or subject
+    if not isinstance(named_subject, str):
         raise BadLineError("subject is not a string", "put it in quotes")
     return {
         "question": question,
         "choices": tuple(choice.strip() for choice in choices),
         "answer": _answer(fields, len(choices)),
-        "subject": subject,
+        "subject": named_subject,
     }
+
+
+def _require_once(names: Sequence[str]) -> None:
+    """Refuse names that mean the same, of which one would be passed over."""
+    if doubled := sorted({name for name in names if name and names.count(name) > 1}):
+        raise BadLineError(
+            f"{', '.join(doubled)} more than once", "keep one of them; upper and lower case are the same"
+        )
 
 
 def _answer(fields: dict[str, Any], count: int) -> int:
@@ -171,8 +191,11 @@ def _answer(fields: dict[str, Any], count: int) -> int:
     letters = ascii_uppercase[:count]
     if answer is None or answer == "":
         raise BadLineError("no answer", "a test whose answers are kept back cannot be counted; take another split")
-    if isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip().upper() in letters:
-        return letters.index(answer.strip().upper())
+    if isinstance(answer, str):
+        text = answer.strip().upper()
+        if len(text) == 1 and text in letters:
+            return letters.index(text)
+        answer = int(text) if text.isascii() and text.isdecimal() else answer
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < count:
         return answer
     raise BadLineError(f"answer {answer!r} is no choice", f"write a letter, A to {letters[-1]}, or a number from 0")

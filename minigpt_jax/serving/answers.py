@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from minigpt_jax.row_text import overlap
 from minigpt_jax.serving.fields import parse_json
 
 THINK, END_THINK = "<think>", "</think>"
@@ -87,7 +88,7 @@ class AnswerSplitter:
         if not found:
             end = len(self._text)
             if not is_last:
-                end -= max(_overlap(self._text, mark) for mark in marks)
+                end -= max(overlap(self._text, mark) for mark in marks)
                 end = len(self._text[:end].rstrip())
             given, self._text = self._text[:end], self._text[end:]
             return [given] if given else []
@@ -121,9 +122,3 @@ def _parsed_call(body: str) -> ToolCall | None:
     return ToolCall(
         call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     )
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest beginning of `mark` that the text ends with."""
-    longest = min(len(mark) - 1, len(text))
-    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)

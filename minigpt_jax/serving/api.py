@@ -5,6 +5,7 @@ chat_template_kwargs. A field that would change the answer and is not supported 
 which it changes nothing.
 """
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def chat_request(body: Any, *, context: int) -> ChatRequest:
 
     Args:
         body: as it was parsed.
-        context: the most new tokens, where the request does not say.
+        context: the most new tokens; all of them where the request does not say.
 
     Raises:
         RequestError: a field that is wrong, missing, unknown or not supported.
@@ -150,7 +151,7 @@ def _asked(fields: Fields, max_tokens: int, num_logprobs: int | None) -> dict[st
     for name, neutral in NEUTRAL.items():
         value = fields.take(name)
         if value is not None and value != neutral:
-            remedy = "leave it out" if neutral is None else f"leave it out, or at {neutral}"
+            remedy = "leave it out" if neutral is None else f"leave it out, or at {json.dumps(neutral)}"
             raise fields.wrong(name, f"is not supported; {remedy}", code="unsupported_parameter")
     fields.require_empty()
     return {
@@ -241,6 +242,7 @@ def _messages(fields: Fields) -> tuple[dict[str, Any], ...]:
 def _message(value: Any, where: str) -> dict[str, Any]:
     fields = Fields(value, where)
     role = fields.required_text("role")
+    role = "system" if role == "developer" else role  # OpenAI's newer word for it
     if role not in ROLES:
         raise fields.wrong("role", f"is {role!r}, which is not one of {', '.join(ROLES)}")
     message: dict[str, Any] = {"role": role, "content": _content(fields)}

@@ -227,7 +227,7 @@ def _key_check(api_key: str) -> Callable[[Request], Awaitable[None]]:
     async def require_key(request: Request) -> None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         # Header values arrive as Latin-1; a comparison that takes equally long everywhere tells nothing of the key.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), expected):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip(" \t").encode("latin-1"), expected):
             raise RequestError(
                 "this server asks for its API key: Authorization: Bearer KEY",
                 code="invalid_api_key",

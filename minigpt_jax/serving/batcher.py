@@ -4,10 +4,10 @@ Between two calls of the decoder the rows of finished and cancelled requests are
 request waits for the end of another. A request gets what `generate` gives for it alone, whatever runs beside it
 (docs/numerics.md says up to which digit).
 
-- A call adds STREAMED_STEPS tokens to each row, fewer only where a row ends.
+- A call adds STREAMED_STEPS tokens to each row; fewer, to all alike, where one of them has no room for more.
 - Of prompts at most READ_AT_ONCE tokens are read between two calls, so that a long one does not hold up the others.
-- A free row remembers its tokens. A prompt that begins with most of them, as the next turn of a conversation does,
-  moves in there and has only the rest read; any other takes the row that has been free for longest.
+- A free row remembers its tokens. A prompt that begins with half of them or more, as the next turn of a conversation
+  does, moves in there and has only the rest read; any other takes the row that has been free for longest.
 """
 
 import logging
@@ -202,7 +202,7 @@ class Batcher:
             try:
                 self._step()
             except Exception as error:
-                # Whatever it was, the rows may be lost: the requests in them fail, the others begin anew.
+                # Whatever it was, the rows may be lost: the requests in them fail, those that wait get new rows.
                 _log.exception("decoding failed")
                 self._held, self._has_rows = [[] for _ in self._held], False
                 self._fail(self._release(list(self._running)), f"{type(error).__name__}: {error}")
@@ -298,7 +298,9 @@ class Batcher:
 
     def _fail(self, jobs: Sequence[_Job], message: str) -> None:
         with self._changed:
-            self._failed += len(jobs)
+            cancelled = sum(job.ticket.is_cancelled for job in jobs)
+            self._cancelled += cancelled
+            self._failed += len(jobs) - cancelled
         for job in jobs:
             job.tell(Failed(message))
 

@@ -222,9 +222,11 @@ class CompletionAnswer(Answer):
             prompt_tokens=sum(map(len, prompts)),
             include_usage=request.include_usage,
         )
-        echoes = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in request.prompts]
+        echoes = [""] * len(prompts)
+        if request.echo:
+            echoes = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in request.prompts]
         self._choices = [
-            _TextChoice(echo if request.echo else "", None if request.num_logprobs is None else tokenizer)
+            _TextChoice(echo, None if request.num_logprobs is None else tokenizer)
             for echo in echoes
             for _ in range(request.n)
         ]

@@ -159,8 +159,9 @@ class ServedModel:
 
 
 def _requests(prompts: Sequence[tuple[int, ...]], asked: Asked) -> tuple[GenerationRequest, ...]:
+    # Every choice draws numbers of its own, also where two prompts are the same.
+    each = (prompt for prompt in prompts for _ in range(asked.n))
     return tuple(
         GenerationRequest(prompt, asked.config, row=row, num_logprobs=asked.num_logprobs)
-        for prompt in prompts
-        for row in range(asked.n)
+        for row, prompt in enumerate(each)
     )

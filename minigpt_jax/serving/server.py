@@ -88,6 +88,8 @@ class Server(uvicorn.Server):
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
+                # Clients that neither send nor read are not waited for either.
+                timeout_graceful_shutdown=int(GRACE_SECONDS) + 2,
             )
         )
         self._batcher = batcher
@@ -95,7 +97,8 @@ class Server(uvicorn.Server):
     def run_until_told(self, listening: socket.socket) -> None:
         """Serve at a socket until Ctrl-C or SIGTERM. A second Ctrl-C does not wait for running requests."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            # uvicorn raises what it obeyed once more when it is done, and what comes before it listens is not lost.
+            # uvicorn raises the signal once more when it is done: this handler, still set, takes it. A signal that
+            # comes before uvicorn listens is not lost either.
             signal.signal(number, self.handle_exit)
         try:
             self.run(sockets=[listening])
