@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from minigpt_bridge.bench import decode, timing, train
+from minigpt_bridge.bench import data, decode, timing, train
 from minigpt_bridge.bench.limits import Limits, measure_limits
 from minigpt_jax.config import ModelConfig
 from minigpt_jax.formats.names import flatten
@@ -72,6 +72,7 @@ def test_every_side_decodes_the_same_tokens(parameters):
     assert sides["transformers"](prompts, 12) == ours
 
 
+@pytest.mark.slow
 def test_decoding_is_compared_with_each_peer(parameters, monkeypatch):
     monkeypatch.setattr(decode, "BATCHES", (1, 2))
     monkeypatch.setattr(decode, "NEW_TOKENS", 4)
@@ -109,6 +110,25 @@ def test_both_engines_train_alike_on_the_batch_that_is_timed(parameters, monkeyp
         for engine in train._engines(SMALL, parameters, tmp_path).values()
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_data_is_compared_with_the_library_and_with_batches_that_are_there(parameters, monkeypatch):
+    monkeypatch.setattr(data, "CORPUS_BYTES", 1)
+    monkeypatch.setattr(data, "ROWS", 1)
+    monkeypatch.setattr(data, "TIME", 16)
+    rows = list(data.data_rows(SMALL, parameters, load_tokenizer(), rounds=1))
+    assert [row.name for row in rows] == [
+        "data, text into a cache, tokenizers alone",
+        "data, 1 x 16 steps on loaded batches, at hand",
+    ]
+    assert all(row.ours > 0 for row in rows)
+
+
+def test_no_text_of_the_corpus_that_is_timed_comes_twice(monkeypatch):
+    monkeypatch.setattr(data, "CORPUS_BYTES", 2_000_000)
+    texts = data._texts()
+    assert len(texts) == len(set(texts))  # a duplicate would be left out of the cache, and cost nothing
+    assert sum(len(text.encode()) for text in texts) > 2_000_000 * 0.9
 
 
 def test_limits_are_measured():

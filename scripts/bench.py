@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 class Command:
     """Measure both frameworks side by side in one process. Only ratios count: machines are noisy."""
 
-    what: tyro.conf.Positional[Literal["train", "decode", "all"]] = "all"
-    """A training step, greedy decoding, or both; against the twin (minigpt_torch), torch.compile and transformers. A
-    ratio above 1 says that ours is better. "Of the bandwidth bound" divides by the rate at which reading each weight
-    once a token would take all the time, "of the matrix-product rate" by that of one large product."""
+    what: tyro.conf.Positional[Literal["train", "decode", "data", "all"]] = "all"
+    """A training step and greedy decoding against the twin (minigpt_torch), torch.compile and transformers; the way of
+    data into batches against the tokenizers library; or all. A ratio above 1 says that ours is better. "Of the
+    bandwidth bound" divides by the rate at which reading each weight once a token would take all the time, "of the
+    matrix-product rate" by that of one large product."""
     model: str = "minimind2-small"
     """A preset (random weights), or a model: run directory, Hugging Face directory, .safetensors or .pth."""
     rounds: int = 5
@@ -50,7 +51,7 @@ def main(command: Command) -> None:
         from minigpt_bridge.bench.timing import HEADING, as_json, as_line
     except ModuleNotFoundError as error:
         raise missing_extra("bench.py", "torch") from error
-    if command.what != "train" and find_spec("transformers") is None:
+    if command.what in ("decode", "all") and find_spec("transformers") is None:
         raise missing_extra("bench.py decode", "hf")
     from minigpt_jax.engine import configure_jax
 
@@ -73,6 +74,7 @@ def main(command: Command) -> None:
 def _rows(
     command: Command, limits: "Limits", config: ModelConfig, parameters: Parameters, tokenizer: Tokenizer
 ) -> "Iterator[Row]":
+    from minigpt_bridge.bench.data import data_rows
     from minigpt_bridge.bench.decode import decode_rows
     from minigpt_bridge.bench.train import train_rows
 
@@ -80,6 +82,8 @@ def _rows(
         yield from train_rows(config, parameters, limits, rounds=command.rounds)
     if command.what in ("decode", "all"):
         yield from decode_rows(config, parameters, tokenizer, limits, rounds=command.rounds)
+    if command.what in ("data", "all"):
+        yield from data_rows(config, parameters, tokenizer, rounds=command.rounds)
 
 
 def _model(name: str) -> tuple[ModelConfig, Parameters, Tokenizer]:

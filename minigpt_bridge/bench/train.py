@@ -22,6 +22,7 @@ TIME = 512
 """Tokens of a row."""
 TOTAL = 1000
 """Updates of the schedule; what is measured lies in its beginning."""
+TRAIN = TrainConfig(batch_size=ROWS, max_seq_len=TIME, accumulation_steps=1, learning_rate=1e-4, warmup_steps=0)
 
 
 def train_rows(config: ModelConfig, parameters: Parameters, limits: Limits, *, rounds: int) -> Iterator[Row]:
@@ -36,7 +37,7 @@ def train_rows(config: ModelConfig, parameters: Parameters, limits: Limits, *, r
     batch = _batch(config)
     with tempfile.TemporaryDirectory() as directory:
         engines = _engines(config, parameters, Path(directory))
-        taken = interleave({name: _step(engine, batch) for name, engine in engines.items()}, rounds=rounds)
+        taken = interleave({name: step(engine, batch) for name, engine in engines.items()}, rounds=rounds)
     tokens = ROWS * TIME
     for peer in list(engines)[1:]:
         yield rates(f"train, {ROWS} x {TIME}, {peer}", taken["ours"], taken[peer], work=tokens, unit="tokens/s")
@@ -46,22 +47,29 @@ def train_rows(config: ModelConfig, parameters: Parameters, limits: Limits, *, r
 
 
 def _engines(config: ModelConfig, parameters: Parameters, directory: Path) -> dict[str, Engine]:
-    train = TrainConfig(batch_size=ROWS, max_seq_len=TIME, accumulation_steps=1, learning_rate=1e-4, warmup_steps=0)
-    made: dict[str, Engine] = {"ours": JaxEngine(config, train, total_updates=TOTAL, checkpoints=directory)}
-    eager = TorchEngine(config, train, total_updates=TOTAL, checkpoints=directory)
-    made["PyTorch, eager"] = eager
+    made: dict[str, Engine] = {"ours": jax_engine(config, parameters, directory)}
+    names = ["PyTorch, eager"]
     # On a CPU torch.compile writes C++ and needs somebody to compile it.
-    compiled = TorchEngine(config, train, total_updates=TOTAL, checkpoints=directory) if which("c++") else None
-    for engine in (*made.values(), compiled):
-        if engine is not None:
-            engine.init(parameters)
-    if compiled is not None:
-        compiled.state.model.compile()
-        made["torch.compile"] = compiled
+    if which("c++"):
+        names.append("torch.compile")
+    for name in names:
+        twin = TorchEngine(config, TRAIN, total_updates=TOTAL, checkpoints=directory)
+        twin.init(parameters)
+        if name == "torch.compile":
+            twin.state.model.compile()
+        made[name] = twin
     return made
 
 
-def _step(engine: Engine, batch: Batch) -> Callable[[], object]:
+def jax_engine(config: ModelConfig, parameters: Parameters, directory: Path) -> JaxEngine:
+    """The engine whose steps are timed, with a directory that nothing is written to."""
+    engine = JaxEngine(config, TRAIN, total_updates=TOTAL, checkpoints=directory)
+    engine.init(parameters)
+    return engine
+
+
+def step(engine: Engine, batch: Batch) -> Callable[[], object]:
+    """One update on a batch, waited for."""
     return lambda: engine.read([engine.train_step(batch)])
 
 
