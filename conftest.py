@@ -28,19 +28,22 @@ def float64():
 
 
 @pytest.fixture(scope="module")
-def run_environment(tmp_path_factory):
-    """For whole runs of a few steps: caches away from the person's own, which the tests share, and little compiling.
-
-    Compiling takes longer than such a run, so XLA is asked for few optimizations.
-    """
+def little_compiling():
+    """For functions that run a few times: compiling them takes longer, so XLA is asked for few optimizations."""
     import jax
 
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def run_environment(tmp_path_factory, little_compiling):
+    """For whole runs of a few steps: little compiling, and caches away from the person's own, which the tests share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
         patch.setenv("COLUMNS", "200")  # a wide terminal: no line is folded
-        jax.config.update("jax_disable_most_optimizations", True)
         yield
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

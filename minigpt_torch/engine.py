@@ -26,6 +26,7 @@ from minigpt_jax.trainer import Evaluation, StepReport
 from minigpt_torch.generate import TorchDecoder
 from minigpt_torch.lora import adapter_tensors
 from minigpt_torch.model import Transformer
+from minigpt_torch.muon import Muon
 from minigpt_torch.objective import NO_MASKS, BatchTensors, batch_tensors, log_probabilities
 from minigpt_torch.train_step import (
     StepMetrics,
@@ -88,8 +89,6 @@ class TorchEngine:
         checkpoints: Path,
         teacher: ModelConfig | None = None,
     ):
-        if train.optimizer != "adamw":
-            raise UserError(f"--optimizer {train.optimizer} needs --backend jax; the PyTorch engine has adamw")
         self.device = find_device()
         if self.device.type == "mps" and train.dtype == "float64":
             raise UserError("--dtype float64 does not run on Apple's MPS; choose float32, or --backend jax")
@@ -260,8 +259,13 @@ def trees_of(state: TrainState) -> dict[str, Any]:
     """The two trees of a checkpoint, in the layout of minigpt_jax/formats/checkpoints.py."""
 
     def moment(name: str) -> dict[str, Any]:
-        # Before the first update the optimizer has no slots yet: they are zero.
-        slots = {own: state.optimizer.state[p].get(name, torch.zeros_like(p)) for own, p in state.trained.items()}
+        # Before the first update the optimizers have no slots yet: they are zero.
+        owners = {own: state.optimizer_of(parameter) for own, parameter in state.trained.items()}
+        slots = {
+            own: owners[own].state[parameter].get(name, torch.zeros_like(parameter))
+            for own, parameter in state.trained.items()
+            if name == "exp_avg" or not isinstance(owners[own], Muon)
+        }
         return _tree(state, slots)
 
     real = as_array(next(iter(state.trained.values()))).dtype
@@ -290,13 +294,12 @@ def take_trained(state: TrainState, tree: dict[str, Any]) -> None:
 
 def take_optimizer(state: TrainState, tree: dict[str, Any]) -> None:
     """Continue with the optimizer's part of a checkpoint."""
-    slots = {name: _own(state, tree[name]) for name in ("first_moment", "second_moment")}
+    first, second = (_own(state, tree[name]) for name in ("first_moment", "second_moment"))
     for name, parameter in state.trained.items():
-        state.optimizer.state[parameter] = {
+        state.optimizer_of(parameter).state[parameter] = {
             "step": torch.tensor(float(tree["updates"])),
-            "exp_avg": slots["first_moment"][name],
-            "exp_avg_sq": slots["second_moment"][name],
-        }
+            "exp_avg": first[name],
+        } | ({"exp_avg_sq": second[name]} if name in second else {})
     state.sums = _own(state, tree["gradient_sums"])
     state.tokens, state.micro_steps = float(tree["token_sum"]), int(tree["micro_steps"])
     state.updates, state.grad_norm = int(tree["updates"]), float(tree["grad_norm"])

@@ -19,7 +19,7 @@ from minigpt_jax.formats.names import flatten
 from minigpt_torch.lora import draw_adapter_masks
 from minigpt_torch.model import Transformer
 from minigpt_torch.objective import NO_MASKS, BatchTensors, DropoutMasks, LossSums, Models, objective
-from minigpt_torch.optimizer import clip_by_global_norm, learning_rate, make_optimizer, set_learning_rate
+from minigpt_torch.optimizer import clip_by_global_norm, learning_rate, make_optimizers, set_learning_rate
 
 
 @dataclass
@@ -29,7 +29,8 @@ class TrainState:
     models: Models
     trained: dict[str, Tensor]
     """What is trained, by name: the model's parameters, or its adapters."""
-    optimizer: torch.optim.Optimizer
+    optimizers: list[torch.optim.Optimizer]
+    """Each parameter is in one of them."""
     sums: dict[str, Tensor]
     """Summed gradients of the unfinished window, by the same names."""
     tokens: float = 0.0
@@ -47,6 +48,12 @@ class TrainState:
     def model(self) -> Transformer:
         """The model that answers."""
         return self.models.model
+
+    def optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
+        """The one that updates `parameter`."""
+        owners = (each for each in self.optimizers for group in each.param_groups for own in group["params"]
+                  if own is parameter)  # fmt: skip
+        return next(owners)
 
 
 class StepMetrics(NamedTuple):
@@ -83,7 +90,7 @@ def init_state(
     trained: dict[str, Tensor] = dict(model.named_parameters()) if adapters is None else flatten(adapters)
     sums = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
     models = Models(model, adapters, frozen)
-    return TrainState(models, trained, make_optimizer(trained.values(), config), sums)
+    return TrainState(models, trained, make_optimizers(trained, config), sums)
 
 
 def draw_dropout_masks(
@@ -164,18 +171,20 @@ def _update(state: TrainState, sums: dict[str, Tensor], tokens: float, config: T
         parameter.grad = sums[name] / max(tokens, 1)
     norm = clip_by_global_norm(parameters.values(), config.grad_clip)
     before = [parameter.detach().clone() for parameter in parameters.values()]
+    owners = [state.optimizer_of(parameter) for parameter in parameters.values()]
     slots = [
-        {key: value.clone() for key, value in state.optimizer.state[parameter].items()}
-        for parameter in parameters.values()
+        {key: value.clone() for key, value in owner.state[parameter].items()}
+        for owner, parameter in zip(owners, parameters.values(), strict=True)
     ]
-    set_learning_rate(state.optimizer, rate)
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
+    set_learning_rate(state.optimizers, rate)
+    for optimizer in state.optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters.values()):
         with torch.no_grad():
-            for parameter, old, slot in zip(parameters.values(), before, slots, strict=True):
+            for owner, parameter, old, slot in zip(owners, parameters.values(), before, slots, strict=True):
                 parameter.copy_(old)
-                state.optimizer.state[parameter] = slot
+                owner.state[parameter] = slot
         return False
     state.sums = {name: torch.zeros_like(total) for name, total in sums.items()}
     state.tokens, state.micro_steps = 0.0, 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from minigpt_jax.config import ModelConfig
-from minigpt_jax.formats.names import Parameters, from_outside, to_outside
+from minigpt_jax.formats.names import Entry, Parameters, flatten, table, unflatten
 from minigpt_torch.attention import Kernel
 from minigpt_torch.model import Transformer
 
@@ -34,14 +34,26 @@ def parameters_of(model: Transformer) -> Parameters:
 
 
 def as_tree(tensors: Mapping[str, Tensor], config: ModelConfig) -> Parameters:
-    """The tree from one tensor for each parameter (gradients, moments), by the model's own names."""
+    """The tree from a tensor for each parameter, or for some (gradients, moments), by the model's own names."""
     arrays = {outside_name(name): as_array(tensor) for name, tensor in tensors.items()}
-    return from_outside(arrays, config, where="the model")
+    entries = [entry for entry in table(config) if entry.name in arrays]
+    assert len(entries) == len(arrays), "a name that the table has not"
+    return unflatten({entry.path: _turned(arrays[entry.name], entry) for entry in entries})
 
 
 def as_own(tree: Parameters, config: ModelConfig, *, device: str | torch.device) -> dict[str, Tensor]:
-    """One tensor for each parameter, by the model's own names, from a tree of arrays."""
-    return {own_name(name): as_tensor(array, device) for name, array in to_outside(tree, config).items()}
+    """A tensor for each array of a tree, which may be of some parameters alone, by the model's own names."""
+    leaves = flatten(tree)
+    return {
+        own_name(entry.name): as_tensor(_turned(leaves[entry.path], entry), device)
+        for entry in table(config)
+        if entry.path in leaves
+    }
+
+
+def _turned(array: np.ndarray, entry: Entry) -> np.ndarray:
+    """From one layout to the other: a kernel is [in, out] in the tree, [out, in] in a tensor."""
+    return np.ascontiguousarray(array.T if entry.is_kernel else array)
 
 
 def own_name(name: str) -> str:

@@ -110,7 +110,7 @@ def see_one_too_few(tril, self):
 
 def decay_less_from_step_2(update, state, *arguments, **options):
     if state.updates >= 1:
-        state.optimizer.param_groups[0]["weight_decay"] = 1e-4
+        state.optimizers[0].param_groups[0]["weight_decay"] = 1e-4
     return update(state, *arguments, **options)
 
 
@@ -140,10 +140,10 @@ def activate_the_wrong_branch_unseen(_, self, x, **options):
 
 
 def options_of_optimizer(**changes):
-    def wrong(make_optimizer, parameters, config):
-        return make_optimizer(parameters, dataclasses.replace(config, **changes))
+    def wrong(make_optimizers, trained, config):
+        return make_optimizers(trained, dataclasses.replace(config, **changes))
 
-    return replace(torch_steps, "make_optimizer", wrong)
+    return replace(torch_steps, "make_optimizers", wrong)
 
 
 def sum_instead_of_mean(update, state, sums, tokens, config, *, rate):

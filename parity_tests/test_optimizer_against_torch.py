@@ -1,4 +1,4 @@
-"""The update of a whole window against torch.optim.AdamW and torch's clipping."""
+"""The update of a whole window against torch.optim.AdamW and torch's clipping; Muon against optax and torch's."""
 
 from functools import cache
 
@@ -13,6 +13,8 @@ from minigpt_jax.optimizer import augmented, clip_by_global_norm, make_optimizer
 from minigpt_jax.schedule import learning_rate_at
 
 torch = pytest.importorskip("torch")
+
+from minigpt_torch.muon import Muon  # noqa: E402
 
 SHAPES = {"embedding": (7, 4), "matrix": (4, 5), "norm": (4,)}
 
@@ -104,3 +106,39 @@ def test_adamw_with_warm_up_decay_and_clipping_is_that_of_torch(updates, schedul
     }
     print(f"after {updates} updates:", max(errors.items(), key=lambda item: item[1]))
     assert max(errors.values()) <= (bound.update if updates < 200 else bound.trajectory)
+
+
+# --- Muon ---
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (5, 12), (12, 5), (1, 7)])
+def test_a_matrix_is_made_orthogonal_as_optax_does(shape, float64, bound, relative_error):
+    matrix = np.random.default_rng(0).standard_normal(shape)
+    ours = optax.contrib.scale_by_muon()
+    theirs = Muon([parameter := torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64))], weight_decay=0.0)
+    theirs.param_groups[0]["lr"] = 1.0
+    state = ours.init(jnp.zeros(shape))
+    for number in range(3):
+        expected, state = ours.update(jnp.asarray(matrix * (number + 1)), state)
+        before = parameter.detach().clone()
+        parameter.grad = torch.from_numpy(matrix * (number + 1))
+        theirs.step()
+        size = 0.2 * max(shape) ** 0.5
+        assert relative_error((before - parameter.detach()) / size, expected) <= bound.update
+
+
+def test_muon_goes_where_the_one_of_torch_goes_as_far_as_bfloat16_can_tell():
+    torch.manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.randn(24, 48)) for _ in range(2)]
+    matrices[1].data.copy_(matrices[0].data)
+    before = matrices[0].detach().clone()
+    own = Muon(matrices[:1], weight_decay=0.1)
+    own.param_groups[0]["lr"] = 0.05
+    torchs = torch.optim.Muon(matrices[1:], lr=0.05, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        gradient = torch.randn(24, 48)
+        for matrix, optimizer in zip(matrices, (own, torchs), strict=True):
+            matrix.grad = gradient.clone()
+            optimizer.step()
+    ours, theirs = (matrix.detach() - before for matrix in matrices)
+    assert torch.linalg.vector_norm(ours - theirs) <= 0.05 * torch.linalg.vector_norm(theirs)

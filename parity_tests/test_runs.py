@@ -152,10 +152,18 @@ def test_a_torch_run_skips_a_micro_batch_that_is_not_finite(tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in saved_arrays(directory, 4).values())
 
 
-def test_what_the_torch_engine_has_not_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match="--optimizer muon needs --backend jax"):
-        train(config_of(tmp_path, "torch", optimizer="muon"))
-    assert not (tmp_path / "run-torch").exists()
+@pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
+def test_a_run_under_muon_changes_frameworks_half_way(tmp_path, first, second, bound, relative_error):
+    options = {"optimizer": "muon", "steps": 8, "save_interval": 4, "eval_interval": 8}
+    whole = saved_arrays(train(config_of(tmp_path, second, **options)).directory, 8)
+    mixed = config_of(tmp_path, first, out=str(tmp_path / "mixed"), **options)
+    train(mixed, stop_at=9)
+    assert train(dataclasses.replace(mixed, backend=second, resume=True)).ending == "finished"
+    ends = saved_arrays(tmp_path / "mixed", 8)
+    assert whole.keys() == ends.keys()
+    assert not [path for path in ends if "second_moment" in path and path.endswith("kernel")]
+    errors = {path: relative_error(ends[path], leaf) for path, leaf in whole.items()}
+    assert max(errors.values()) <= bound.trajectory, max(errors, key=errors.get)
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])

@@ -35,11 +35,14 @@ def micro_batch(model, number):
     return random_batch(model, seed=number, rows=2, time=19)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
     "model", [pytest.param(SMALL, id="2-series"), pytest.param(SMALL_3, id="3-series", marks=pytest.mark.slow)]
 )
-def test_every_parameter_and_slot_is_the_same_after_1_2_10_and_200_updates(model, float64, bound, relative_error):
-    pair = Pair(model, training())
+def test_every_parameter_and_slot_is_the_same_after_1_2_10_and_200_updates(
+    model, optimizer, float64, bound, relative_error
+):
+    pair = Pair(model, training(optimizer=optimizer))
     worst = {}
     for number in range(400):
         pair.train(micro_batch(model, number))
@@ -85,8 +88,9 @@ def test_both_sides_skip_a_micro_batch_without_supervised_tokens(float64, bound,
     assert max(pair.errors(relative_error).values()) <= bound.update
 
 
-def test_both_sides_refuse_an_update_that_would_not_be_finite(float64, bound, relative_error):
-    pair = Pair(SMALL, training(accumulation_steps=1))
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_both_sides_refuse_an_update_that_would_not_be_finite(optimizer, float64, bound, relative_error):
+    pair = Pair(SMALL, training(accumulation_steps=1, optimizer=optimizer))
     pair.train(micro_batch(SMALL, 0))
     pair.ours = pair.ours._replace(learning_rate_scale=jnp.full((), np.inf))
     pair.theirs.learning_rate_scale = np.inf
@@ -96,7 +100,7 @@ def test_both_sides_refuse_an_update_that_would_not_be_finite(float64, bound, re
     assert theirs.skipped
     for old, new in zip(before, pair.trees(), strict=True):
         assert all(np.array_equal(old[path], new[path]) for path in old)
-    # What the trees do not hold, AdamW's own count, was put back as well: the next update is the same.
+    # What the trees do not hold, the rule's own count, was put back as well: the next update is the same.
     pair.ours = pair.ours._replace(learning_rate_scale=jnp.ones(()))
     pair.theirs.learning_rate_scale = 1.0
     pair.train(micro_batch(SMALL, 2))

@@ -19,6 +19,8 @@ from minigpt_jax.serving.batcher import READ_AT_ONCE, Batcher
 from minigpt_jax.serving.requests import Failed, Finished, GenerationRequest, Piece, QueueFull
 from minigpt_jax.tokenizer import load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("little_compiling")
+
 SECONDS = 60
 """Nothing here takes as long; a test that waits so long has failed."""
 GREEDY = GenerationConfig(max_new_tokens=20, temperature=0.0)

@@ -123,6 +123,9 @@ from minigpt_jax.cli import run
 class Config:
     number: int = {number}
 
+# A shell's background jobs are started with SIGINT ignored, and so would their children be.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def main(config):
     def send(phase, _):
         gc.callbacks.clear()

@@ -21,6 +21,8 @@ from minigpt_jax.generation import Continuation, GenerationConfig, greedy
 from minigpt_jax.initialization import initial_adapters, initial_parameters
 from minigpt_jax.lora_config import LoraConfig
 
+pytestmark = pytest.mark.usefixtures("little_compiling")
+
 CONFIG = ModelConfig(
     vocab_size=23, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=12, rope_theta=100.0,
     tie_word_embeddings=False,
@@ -57,7 +59,7 @@ def finished(decoder, config, *, context=64):
 
 def full_scores(parameters, ids):
     """[V] scores of what follows these ids, by the NumPy model that reads them all."""
-    row = np.array([ids])
+    row, parameters = np.array([ids]), map_leaves(np.asarray, parameters)
     return numpy_transformer.logits(parameters, CONFIG, row, np.zeros_like(row), np.arange(len(ids))[None])[0, -1]
 
 

@@ -93,7 +93,8 @@ def _force_gradients(state: steps.TrainState, own: dict[str, torch.Tensor], seen
                 parameter.grad.copy_(own[name])
         seen.rates.extend(group["lr"] for group in optimizer.param_groups)
 
-    return state.optimizer.register_step_pre_hook(hook)
+    (optimizer,) = state.optimizers  # AdamW: what the search is for
+    return optimizer.register_step_pre_hook(hook)
 
 
 # --- The parts of an update, in their order ---
