@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from minigpt_bridge.bench import data, decode, timing, train
+from minigpt_bridge.bench import data, decode, startup, timing, train
 from minigpt_bridge.bench.limits import Limits, measure_limits
 from minigpt_jax.config import ModelConfig
 from minigpt_jax.formats.names import flatten
@@ -131,6 +131,33 @@ def test_no_text_of_the_corpus_that_is_timed_comes_twice(monkeypatch):
     assert sum(len(text.encode()) for text in texts) > 2_000_000 * 0.9
 
 
+def python(statement):
+    return subprocess.Popen([sys.executable, "-c", statement], stderr=subprocess.PIPE, text=True)
+
+
+def test_a_run_that_ends_before_its_first_step_is_no_measurement(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("the validation before the first step\n")
+    with pytest.raises(RuntimeError, match="no data today"):
+        startup._wait_for_step(python("raise SystemExit('no data today')"), metrics)
+
+
+def test_the_first_step_is_the_second_line_of_the_metrics(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    writes = f"open({str(metrics)!r}, 'w').write('validation\\nstep\\n'); import time; time.sleep(60)"
+    with python(writes) as process:
+        startup._wait_for_step(process, metrics)
+        process.kill()
+    assert metrics.read_text().count("\n") == 2
+
+
+@pytest.mark.slow
+def test_startup_is_compared_with_the_twin():
+    rows = list(startup.startup_rows("tiny", rounds=1))
+    assert [row.name for row in rows] == ["startup, tiny to the first step, twin", "startup, imports, twin"]
+    assert all(row.ours > 0 for row in rows)
+
+
 def test_limits_are_measured():
     limits = measure_limits()
     assert limits.matmul_gflops > 0
@@ -157,6 +184,7 @@ def test_json_has_limits_and_rows():
         (["decode", "--model", "nowhere"], "nowhere"),
         (["--json", "missing/rows.json"], "--json missing/rows.json"),
         (["sleep"], "sleep"),
+        (["startup", "--model", "."], "--model must be a preset (tiny,"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, said):
@@ -176,4 +204,10 @@ def test_the_command_writes_what_it_measured(tmp_path):
         check=True,
     )
     written = json.loads(target.read_text())
-    assert {row["name"].split(",")[0] for row in written["rows"]} == {"train", "decode", "first token after 32"}
+    assert {row["name"].split(",")[0] for row in written["rows"]} == {
+        "train",
+        "decode",
+        "first token after 32",
+        "data",
+        "startup",
+    }

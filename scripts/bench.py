@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Command:
     """Measure both frameworks side by side in one process. Only ratios count: machines are noisy."""
 
-    what: tyro.conf.Positional[Literal["train", "decode", "data", "all"]] = "all"
+    what: tyro.conf.Positional[Literal["train", "decode", "data", "startup", "all"]] = "all"
     """A training step and greedy decoding against the twin (minigpt_torch), torch.compile and transformers; the way of
-    data into batches against the tokenizers library; or all. A ratio above 1 says that ours is better. "Of the
-    bandwidth bound" divides by the rate at which reading each weight once a token would take all the time, "of the
-    matrix-product rate" by that of one large product."""
+    data into batches against the tokenizers library; start-up, from a process's beginning to the first training step;
+    or all. A ratio above 1 says that ours is better. "Of the bandwidth bound" divides by the rate at which reading each
+    weight once a token would take all the time, "of the matrix-product rate" by that of one large product."""
     model: str = "minimind2-small"
     """A preset (random weights), or a model: run directory, Hugging Face directory, .safetensors or .pth."""
     rounds: int = 5
@@ -44,6 +44,8 @@ def main(command: Command) -> None:
     """Measure, and print row by row."""
     if command.rounds < 1:
         raise UserError(f"--rounds must be at least 1, got {command.rounds}")
+    if command.what == "startup" and command.model not in PRESETS:
+        raise UserError(f"bench.py startup trains from nothing: --model must be a preset ({', '.join(PRESETS)})")
     if command.json is not None:
         require_writable(Path(command.json), option="--json")
     try:
@@ -76,6 +78,7 @@ def _rows(
 ) -> "Iterator[Row]":
     from minigpt_bridge.bench.data import data_rows
     from minigpt_bridge.bench.decode import decode_rows
+    from minigpt_bridge.bench.startup import startup_rows
     from minigpt_bridge.bench.train import train_rows
 
     if command.what in ("train", "all"):
@@ -84,6 +87,8 @@ def _rows(
         yield from decode_rows(config, parameters, tokenizer, limits, rounds=command.rounds)
     if command.what in ("data", "all"):
         yield from data_rows(config, parameters, tokenizer, rounds=command.rounds)
+    if command.what in ("startup", "all") and command.model in PRESETS:
+        yield from startup_rows(command.model, rounds=command.rounds)
 
 
 def _model(name: str) -> tuple[ModelConfig, Parameters, Tokenizer]:
